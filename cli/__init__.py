@@ -1,0 +1,1 @@
+"""The command line: `unbroken` and its groups of commands."""

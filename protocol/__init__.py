@@ -1,0 +1,1 @@
+"""The wire between sentinel, workers and agents: `unbroken.proto` and its generated stubs."""

@@ -1,0 +1,162 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
+    NOTICE_KIND_ENGINE_DOWN: _ClassVar[NoticeKind]
+    NOTICE_KIND_ENGINE_SERVING: _ClassVar[NoticeKind]
+    NOTICE_KIND_STOPPING: _ClassVar[NoticeKind]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_EMPTY: _ClassVar[Phase]
+    PHASE_STARTING: _ClassVar[Phase]
+    PHASE_SERVING: _ClassVar[Phase]
+    PHASE_DOWN: _ClassVar[Phase]
+    PHASE_FENCED: _ClassVar[Phase]
+    PHASE_RECLAIMING: _ClassVar[Phase]
+    PHASE_FAILED: _ClassVar[Phase]
+NOTICE_KIND_UNSPECIFIED: NoticeKind
+NOTICE_KIND_ENGINE_DOWN: NoticeKind
+NOTICE_KIND_ENGINE_SERVING: NoticeKind
+NOTICE_KIND_STOPPING: NoticeKind
+PHASE_UNSPECIFIED: Phase
+PHASE_EMPTY: Phase
+PHASE_STARTING: Phase
+PHASE_SERVING: Phase
+PHASE_DOWN: Phase
+PHASE_FENCED: Phase
+PHASE_RECLAIMING: Phase
+PHASE_FAILED: Phase
+
+class Ping(_message.Message):
+    __slots__ = ("seq", "sent_ns", "sentinel")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    SENTINEL_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    sent_ns: int
+    sentinel: str
+    def __init__(self, seq: _Optional[int] = ..., sent_ns: _Optional[int] = ..., sentinel: _Optional[str] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("pong", "notice")
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    pong: Pong
+    notice: Notice
+    def __init__(self, pong: _Optional[_Union[Pong, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("seq", "sent_ns", "processing_us", "report")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSING_US_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    sent_ns: int
+    processing_us: int
+    report: NodeReport
+    def __init__(self, seq: _Optional[int] = ..., sent_ns: _Optional[int] = ..., processing_us: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "epoch", "cause", "evidence", "wall_ms")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    kind: NoticeKind
+    epoch: int
+    cause: str
+    evidence: str
+    wall_ms: int
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., epoch: _Optional[int] = ..., cause: _Optional[str] = ..., evidence: _Optional[str] = ..., wall_ms: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeReport(_message.Message):
+    __slots__ = ("node", "epoch", "phase", "ready", "progress", "progress_age_ms", "still_ms", "running", "waiting", "free_ratio", "free_bytes", "temperature_c", "engine_url", "lease_held", "engine_pid", "detail")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    STILL_MS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FREE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_HELD_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_PID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    phase: Phase
+    ready: bool
+    progress: int
+    progress_age_ms: int
+    still_ms: int
+    running: int
+    waiting: int
+    free_ratio: float
+    free_bytes: int
+    temperature_c: float
+    engine_url: str
+    lease_held: bool
+    engine_pid: int
+    detail: str
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ready: _Optional[bool] = ..., progress: _Optional[int] = ..., progress_age_ms: _Optional[int] = ..., still_ms: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_ratio: _Optional[float] = ..., free_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., engine_url: _Optional[str] = ..., lease_held: _Optional[bool] = ..., engine_pid: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("node", "epoch", "job")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    job: str
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+
+class ReclaimReply(_message.Message):
+    __slots__ = ("ended_pids", "took_ms", "nothing_left", "detail")
+    ENDED_PIDS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    NOTHING_LEFT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ended_pids: _containers.RepeatedScalarFieldContainer[int]
+    took_ms: int
+    nothing_left: bool
+    detail: str
+    def __init__(self, ended_pids: _Optional[_Iterable[int]] = ..., took_ms: _Optional[int] = ..., nothing_left: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class StartReply(_message.Message):
+    __slots__ = ("engine_url", "engine_pid", "took_ms")
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_PID_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    engine_url: str
+    engine_pid: int
+    took_ms: int
+    def __init__(self, engine_url: _Optional[str] = ..., engine_pid: _Optional[int] = ..., took_ms: _Optional[int] = ...) -> None: ...
+
+class WarmUpReply(_message.Message):
+    __slots__ = ("tokens", "took_ms")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    took_ms: int
+    def __init__(self, tokens: _Optional[int] = ..., took_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The rules: what may be done safely, and the Redis state that says so."""

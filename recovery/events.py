@@ -1,0 +1,84 @@
+"""The events stream: what happened to nodes, requests and jobs, for whoever must act on it (requirements A1)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from recovery.store import EVENTS, HEARTBEATS, Store, available
+
+_MAXLEN = 10_000
+Fields = Mapping[str, str | int | float]
+
+
+class Kind(StrEnum):
+    """What an event says."""
+
+    NODE_REGISTERED = "node.registered"
+    NODE_STATE = "node.state"
+    """Fields node, epoch, state, weight."""
+    NODE_DEAD = "node.dead"
+    """Fields node, epoch, cause, evidence."""
+    LEASE_EXPIRED = "lease.expired"
+    UPSTREAM_BROKEN = "upstream.broken"
+    """A gateway's evidence: node, epoch, evidence, gateway, request."""
+    JOB_STATE = "job.state"
+    """Fields job, node, epoch, state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of the stream."""
+
+    id: str
+    kind: str
+    fields: dict[str, str]
+
+    @property
+    def node(self) -> str:
+        """The node it is about, or an empty string."""
+        return self.fields.get("node", "")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it is about, or 0."""
+        return int(self.fields.get("epoch", 0))
+
+
+async def publish(store: Store, kind: Kind, fields: Fields) -> str:
+    """Append an event and return its id. Raises StoreUnavailable."""
+    with available():
+        entry: dict[Any, Any] = {"kind": kind.value, **fields}
+        return str(await store.redis.xadd(EVENTS, entry, maxlen=_MAXLEN, approximate=True))
+
+
+async def publish_heartbeat(store: Store, fields: Fields) -> None:
+    """Append one aggregated heartbeat of a node (one per node and second, not each ping)."""
+    with available():
+        entry: dict[Any, Any] = dict(fields)
+        await store.redis.xadd(HEARTBEATS, entry, maxlen=_MAXLEN, approximate=True)
+
+
+async def last_id(store: Store) -> str:
+    """Return the id of the newest event, to read on from."""
+    with available():
+        newest = await store.redis.xrevrange(EVENTS, count=1)
+    return str(newest[0][0]) if newest else "0-0"
+
+
+def parse(entries: Any) -> list[Event]:
+    """Turn the entries of an XREAD/XREADGROUP/XRANGE reply for one stream into events."""
+    events = []
+    for entry_id, fields in entries or []:
+        if fields is None:  # trimmed while pending
+            continue
+        values = dict(fields)
+        events.append(Event(entry_id, values.pop("kind", ""), values))
+    return events
+
+
+async def read(reader: Any, after: str, block_ms: int = 500, count: int = 500) -> list[Event]:
+    """Return the events after an id, waiting `block_ms` for the first. `reader` comes from Store.reader()."""
+    with available():
+        reply = await reader.xread({EVENTS: after}, block=block_ms, count=count)
+    return [event for _name, entries in reply or [] for event in parse(entries)]

@@ -1,0 +1,104 @@
+"""Where a request goes: which node takes a new one, and what a paused one should do (requirements B4, D5).
+
+Pure: figures in, decision out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from recovery.registry import SERVING, Node, NodeState
+
+
+def score(rtt_ewma_ms: float, free_ratio: float, rtt_weight: float, memory_weight: float) -> float:
+    """Return a node's routing score, lowest wins (requirements B4)."""
+    return rtt_weight * rtt_ewma_ms + memory_weight * 100.0 * (1.0 - free_ratio)
+
+
+def eligible(nodes: Iterable[Node], model: str, min_free: float) -> list[Node]:
+    """Return the nodes that may take a request for `model`.
+
+    Nodes on probation take their weight's share; at weight 0 they serve only while nobody else can:
+    better half-proven than none.
+    """
+    serving = [node for node in nodes if node.model == model and node.engine_url]
+    weighted = [n for n in serving if n.weight > 0 and (n.state in SERVING or n.state is NodeState.PROBATION)]
+    return (
+        [n for n in weighted if n.free_ratio >= min_free]
+        or weighted
+        or [n for n in serving if n.state is NodeState.PROBATION]
+    )
+
+
+def choose(
+    nodes: Iterable[Node],
+    model: str,
+    *,
+    inflight: Mapping[str, int],
+    draw: float,
+    min_free: float,
+    avoid: frozenset[str] = frozenset(),
+) -> Node | None:
+    """Choose a node for a new request, or None when there is no node at all.
+
+    `inflight` is this gateway's running requests per node: between two heartbeats it is the freshest
+    load figure there is. `draw` in [0, 1) decides whether a node with weight below 1 takes part.
+    `avoid` (a request's failed nodes) gives way when nothing else is left.
+    """
+    able = eligible(nodes, model, min_free)
+    wanted = [node for node in able if node.id not in avoid] or able
+    ramped = [node for node in wanted if node.weight >= 1.0 or draw < node.weight] or wanted
+    if not ramped:
+        return None
+    return min(ramped, key=lambda n: (_pressure(n, inflight.get(n.id, 0)), n.score, n.id))
+
+
+def _pressure(node: Node, inflight: int) -> int:
+    """Return how many whole batches the node's queue is deep: only then does load outweigh the score."""
+    return max(inflight, node.running + node.waiting) // max(node.slots, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What each route is expected to cost a paused request, in ms; None: no such route."""
+
+    peer_ms: float | None
+    wait_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a paused request should do."""
+
+    kind: Literal["peer", "wait", "none"]
+    node: Node | None = None
+    estimate_ms: float = 0.0
+
+
+def route(
+    tokens: int,
+    model: str,
+    identity: str,
+    nodes: Iterable[Node],
+    dead: str,
+    *,
+    prefill_ms_per_token: float,
+    restart_left_ms: float | None,
+    load: Mapping[str, int],
+    min_free: float = 0.0,
+) -> Route:
+    """Choose between a healthy peer now and waiting for the node itself.
+
+    `tokens` is what must be computed again, `load` the requests already sent to each node in this wave.
+    """
+    peers = [n for n in eligible(nodes, model, min_free) if n.id != dead]
+    same = [n for n in peers if n.identity == identity] or peers
+    best = min(same, key=lambda n: (_pressure(n, load.get(n.id, 0)), load.get(n.id, 0), n.score), default=None)
+    prefill = tokens * prefill_ms_per_token
+    peer_ms = None if best is None else prefill * (1 + _pressure(best, load.get(best.id, 0)))
+    wait_ms = None if restart_left_ms is None else restart_left_ms + prefill
+    if best is not None and (wait_ms is None or (peer_ms or 0.0) <= wait_ms):
+        return Route("peer", best, peer_ms or 0.0)
+    if wait_ms is not None:
+        return Route("wait", None, wait_ms)
+    return Route("none")
