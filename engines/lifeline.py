@@ -3,12 +3,12 @@
 The kernel walks a dead thread's robust list first: the watcher wakes within milliseconds, pidfd and sockets later.
 """
 
-import contextlib
 import ctypes
 import enum
 import errno
 import mmap
 import os
+import struct
 import sys
 import threading
 import time
@@ -21,6 +21,10 @@ _SLICE = 0.2
 """Seconds between looks at the stop flag; a death wakes the watcher at once all the same."""
 _HOLD_POLL = 0.01
 """Seconds between looks while nobody holds the mutex yet."""
+
+_HOLDER = struct.Struct("=q")
+_HOLDER_AT = 1024
+"""Where the holder writes its pid, well past any platform's mutex."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _held: list[mmap.mmap] = []
@@ -48,20 +52,19 @@ class _Timespec(ctypes.Structure):
 def create(path: Path) -> None:
     """Make a fresh lifeline file at ``path`` (best on tmpfs), replacing one left by an earlier engine.
 
-    Raises LifelineUnsupportedError where robust mutexes are missing (macOS).
+    Each engine process needs a fresh one. Raises LifelineUnsupportedError where robust mutexes are
+    missing (macOS).
     """
     _require_support()
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         shared = _map(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        mutex = _address(shared)
         attributes = ctypes.create_string_buffer(64)
         _check(_libc.pthread_mutexattr_init(attributes))
         _check(_libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED))
         _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
-        _check(_libc.pthread_mutex_init(mutex, attributes))
+        _check(_libc.pthread_mutex_init(_mutex(shared), attributes))
         _check(_libc.pthread_mutexattr_destroy(attributes))
-        shared.flush()
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -71,41 +74,44 @@ def hold(path: Path, timeout: float = 5.0) -> None:
     """Lock the lifeline at ``path`` for the rest of this process's life.
 
     Call it from the main thread (the lock dies with its thread), after the last exec (exec lets go of it).
-    Raises TimeoutError when another process keeps it for ``timeout`` seconds.
+    Raises TimeoutError when another process keeps it for ``timeout`` seconds, OSError when its holder
+    has died: a dead lifeline stays dead, so that each watcher learns of it.
     """
     _require_support()
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a lifeline must be held by the main thread: it dies with the thread that locked it")
     shared = _map(path, os.O_RDWR)
-    mutex = _address(shared)
-    code = _lock(mutex, timeout)
+    code = _lock(_mutex(shared), timeout)
     if code == errno.ETIMEDOUT:
         raise TimeoutError(f"lifeline {path} is held by another process")
-    if code == errno.EOWNERDEAD:
-        code = _libc.pthread_mutex_consistent(mutex)
-    _check(code)
+    if _settle(_mutex(shared), code, keep=True) is Fate.DIED:
+        raise OSError(errno.EOWNERDEAD, f"the holder of lifeline {path} died: create a fresh one")
+    _HOLDER.pack_into(shared, _HOLDER_AT, os.getpid())
     _held.append(shared)  # the mapping must outlive this call: unmapped, the kernel could not find the mutex
 
 
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lifeline at ``path`` now."""
     shared = _map(path, os.O_RDWR)
-    return _try(_address(shared)) is None
+    mutex = _mutex(shared)
+    return _taken(shared) and _settle(mutex, _libc.pthread_mutex_trylock(mutex)) is None
 
 
 def wait_for_death(path: Path, stop: threading.Event, timeout: float | None = None) -> Fate:
     """Block this thread until the holder of ``path`` dies or lets go, ``stop`` is set, or ``timeout`` s pass.
 
     Waits first for somebody to hold it, so it may start before the engine does. Run it in a thread of
-    its own; ``stop`` is looked at every 0.2 s.
+    its own; ``stop`` is looked at every 0.2 s. Any number of watchers learn of the same death.
     """
     _require_support()
     shared = _map(path, os.O_RDWR)
-    mutex = _address(shared)
+    mutex = _mutex(shared)
     end = None if timeout is None else time.monotonic() + timeout
-    while (fate := _try(mutex)) is Fate.UNLOCKED:
+    # By the mark, not by trying the lock: another's short try would look like a holder.
+    while not _taken(shared):
         if stop.wait(_HOLD_POLL) or _passed(end):
             return Fate.STOPPED
+    fate: Fate | None = None
     while fate is None:
         if stop.is_set() or _passed(end):
             return Fate.STOPPED
@@ -113,21 +119,25 @@ def wait_for_death(path: Path, stop: threading.Event, timeout: float | None = No
     return fate
 
 
-def _try(mutex: ctypes.c_void_p) -> Fate | None:
-    return _settle(mutex, _libc.pthread_mutex_trylock(mutex))
-
-
-def _settle(mutex: ctypes.c_void_p, code: int) -> Fate | None:
-    """Give back what was locked and say what the lock's return code means; None: still held."""
+def _settle(mutex: ctypes.c_void_p, code: int, *, keep: bool = False) -> Fate | None:
+    """Say what a lock's return code means, giving back what was locked unless ``keep``; None: still held."""
     if code in (errno.EBUSY, errno.ETIMEDOUT):
         return None
+    if code == errno.ENOTRECOVERABLE:
+        return Fate.DIED
     if code == errno.EOWNERDEAD:
-        _check(_libc.pthread_mutex_consistent(mutex))
+        # Given back without pthread_mutex_consistent it is unrecoverable: the next watcher sees that.
         _check(_libc.pthread_mutex_unlock(mutex))
         return Fate.DIED
     _check(code)
-    _check(_libc.pthread_mutex_unlock(mutex))
+    if not keep:
+        _check(_libc.pthread_mutex_unlock(mutex))
     return Fate.UNLOCKED
+
+
+def _taken(shared: mmap.mmap) -> bool:
+    """Whether somebody has ever taken hold."""
+    return bool(_HOLDER.unpack_from(shared, _HOLDER_AT)[0])
 
 
 def _lock(mutex: ctypes.c_void_p, timeout: float) -> int:
@@ -151,11 +161,9 @@ def _map(path: Path, flags: int) -> mmap.mmap:
         os.close(fd)
 
 
-def _address(shared: mmap.mmap) -> ctypes.c_void_p:
-    mutex = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(shared)))
-    with contextlib.suppress(AttributeError):
-        mutex._keep = shared  # type: ignore[attr-defined]  # noqa: SLF001 - unmapped under a waiter, it would crash
-    return mutex
+def _mutex(shared: mmap.mmap) -> ctypes.c_void_p:
+    """Return the mutex's address, good as long as ``shared`` is referenced."""
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(shared)))
 
 
 def _passed(end: float | None) -> bool:

@@ -3,6 +3,7 @@
 Wrong names and values are refused at start-up, with the field's name and the reason.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -253,6 +254,17 @@ def load(**overrides: Any) -> Settings:
         raise SettingsError(_explain(error)) from error
     except (OSError, ValueError) as error:
         raise SettingsError(f"settings file {_settings_file()}: {error}") from error
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment variables that make another process load exactly these settings."""
+    variables = {}
+    for section, values in settings.model_dump(mode="json").items():
+        for name, value in values.items():
+            if value is not None:
+                text = value if isinstance(value, str) else json.dumps(value)
+                variables[f"UNBROKEN_{section}__{name}".upper()] = text
+    return variables
 
 
 def _settings_file() -> Path | None:

@@ -66,6 +66,12 @@ async def last_id(store: Store) -> str:
     return str(newest[0][0]) if newest else "0-0"
 
 
+async def history(store: Store, after: str = "-", count: int = 1_000) -> list[Event]:
+    """Return the events that are still kept, oldest first."""
+    with available():
+        return parse(await store.redis.xrange(EVENTS, min=after, count=count))
+
+
 def parse(entries: Any) -> list[Event]:
     """Turn the entries of an XREAD/XREADGROUP/XRANGE reply for one stream into events."""
     events = []

@@ -1,0 +1,1 @@
+"""Measurements: one module per figure, each `python -m benchmarks NAME --json FILE`."""
