@@ -1,0 +1,1 @@
+"""The gateway: serves inference, owns each client's stream, resumes it, and offers the operations API."""

@@ -1,0 +1,51 @@
+"""Tether: a request's tie to one engine process (node, epoch), cut at once when that process is no longer trusted.
+
+Reading an engine through it ends within a loop turn of the cut, even though a frozen engine's socket stays silent.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from recovery.registry import Node
+
+T = TypeVar("T")
+
+
+class Severed(Exception):
+    """The tie was cut, or the engine was silent for too long; the message says which."""
+
+
+class Tether:
+    """One request's tie to ``node`` as it was when the tie was made."""
+
+    __slots__ = ("_scope", "cause", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.cause = ""
+        self._scope: asyncio.Timeout | None = None
+
+    def cut(self, cause: str) -> None:
+        """End the tie; a read in progress ends now, a later one at its beginning."""
+        if not self.cause:
+            self.cause = cause
+            if self._scope is not None:
+                self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def hold(self, ask: Callable[[], Awaitable[T]], timeout: float) -> T:
+        """Await ``ask()`` for at most ``timeout`` s. Raises Severed when cut or late."""
+        if self.cause:
+            raise Severed(self.cause)
+        scope = asyncio.timeout(timeout)
+        try:
+            async with scope:
+                self._scope = scope
+                try:
+                    return await ask()
+                finally:
+                    self._scope = None
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise Severed(self.cause or f"silent for {timeout:g} s") from error

@@ -1,0 +1,226 @@
+"""The resident stream to one agent, and the second path beside it (requirements B1).
+
+Turns gRPC into evidence; judges nothing.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+import structlog
+
+from detectors.evidence import (
+    AgentStopping,
+    EngineDown,
+    Evidence,
+    LinkBroken,
+    LinkRejected,
+    LinkUp,
+    Phase,
+    Pong,
+    Report,
+    SecondPathAnswered,
+    SecondPathFailed,
+)
+from protocol import unbroken_pb2 as pb
+from protocol import unbroken_pb2_grpc as rpc
+from protocol.channel import credentials, open_channel
+
+_CONNECT_S = 1.0
+_BACKOFF_S = (0.1, 2.0)
+_REJECTED_S = 5.0
+"""Pause after a refused token: only a changed setting helps, so there is no hurry."""
+_UNSENT = 64
+"""Pings that may wait for a stream that takes nothing."""
+_END_S = 1.0
+
+_REFUSALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_SILENCES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+log = structlog.get_logger()
+
+
+class Link:
+    """One stream to the agent at `address`, opened again whenever it breaks, until `run` is cancelled."""
+
+    def __init__(
+        self, node: str, address: str, token: str | None, sentinel: str, tell: Callable[[Evidence], None]
+    ) -> None:
+        self.node = node
+        self.up = False
+        """Whether pings flow."""
+        self._address = address
+        self._token = token
+        self._sentinel = sentinel
+        self._tell = tell
+        self._unsent: asyncio.Queue[int] = asyncio.Queue(_UNSENT)
+        self._again = asyncio.Event()
+        self._said_rejected = ""
+
+    def ping(self, seq: int) -> None:
+        """Send a ping, without waiting; a stream that takes nothing loses it, and it will be missed."""
+        with contextlib.suppress(asyncio.QueueFull):
+            self._unsent.put_nowait(seq)
+
+    def reconnect(self, address: str = "") -> None:
+        """Give the present stream up and open another, to `address` if it is a new one."""
+        if address:
+            self._address = address
+        self._again.set()
+
+    async def run(self) -> None:
+        """Keep the stream open. Each failed try is evidence."""
+        pause = _BACKOFF_S[0]
+        while True:
+            self._again.clear()
+            lived = time.monotonic()
+            wait = await self._stream_once()
+            self.up = False
+            pause = _BACKOFF_S[0] if time.monotonic() - lived > _BACKOFF_S[1] else min(2 * pause, _BACKOFF_S[1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), wait or pause)
+
+    async def _stream_once(self) -> float:
+        """Run one stream to its end and tell why it ended; return a pause of its own, or 0."""
+        channel = open_channel(self._address)
+        try:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    await channel.channel_ready()
+            except TimeoutError:
+                self._tell(LinkBroken(f"{self._address}: no connection within {_CONNECT_S:g} s"))
+                return 0.0
+            call = rpc.AgentStub(channel).Watch(metadata=credentials(self._token))
+            try:
+                await self._exchange(call)
+            finally:
+                # An abandoned call is never collected.
+                call.cancel()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(call.code(), _END_S)
+        except grpc.aio.AioRpcError as error:
+            return self._broken(error)
+        finally:
+            self.up = False
+            await channel.close()
+        self._tell(LinkBroken(f"{self._address}: the agent closed the stream"))
+        return 0.0
+
+    async def _exchange(self, call: grpc.aio.StreamStreamCall[pb.Ping, pb.Beat]) -> None:
+        while not self._unsent.empty():
+            self._unsent.get_nowait()
+        self.up = True
+        self._tell(LinkUp())
+        tasks = [asyncio.create_task(step) for step in (self._write(call), self._read(call), self._told_again())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _told_again(self) -> None:
+        await self._again.wait()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.Ping, pb.Beat]) -> None:
+        while True:
+            seq = await self._unsent.get()
+            try:
+                await call.write(pb.Ping(seq=seq, sent_ns=time.monotonic_ns(), sentinel=self._sentinel))
+            except asyncio.InvalidStateError:  # the call ended; its status says why
+                code, details = await call.code(), await call.details()
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details) from None
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[pb.Ping, pb.Beat]) -> None:
+        while True:
+            beat = await call.read()
+            if not isinstance(beat, pb.Beat):  # end of the stream
+                return
+            kind = beat.WhichOneof("kind")
+            if kind == "pong":
+                self._pong(beat.pong)
+            elif kind == "notice":
+                self._notice(beat.notice)
+
+    def _pong(self, pong: pb.Pong) -> None:
+        if pong.report.node and pong.report.node != self.node:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.aio.Metadata(),
+                grpc.aio.Metadata(),
+                f"the agent there is node {pong.report.node}'s",
+            )
+        self._said_rejected = ""
+        rtt_us = (time.monotonic_ns() - pong.sent_ns) / 1_000
+        self._tell(Pong(pong.seq, rtt_us, report_of(pong.report)))
+
+    def _notice(self, notice: pb.Notice) -> None:
+        log.info("sentinel.notice", node=self.node, epoch=notice.epoch, kind=notice.kind, cause=notice.cause)
+        if notice.kind == pb.NOTICE_KIND_ENGINE_DOWN:
+            self._tell(EngineDown(notice.epoch, notice.cause, notice.evidence))
+        elif notice.kind == pb.NOTICE_KIND_STOPPING:
+            self._tell(AgentStopping())
+
+    def _broken(self, error: grpc.aio.AioRpcError) -> float:
+        if error.code() not in _REFUSALS:
+            self._tell(LinkBroken(f"{self._address}: {error.code().name.lower()}: {error.details()}"))
+            return 0.0
+        if self._said_rejected != self._address:
+            self._said_rejected = self._address
+            log.error(
+                "sentinel.token_rejected",
+                node=self.node,
+                agent=self._address,
+                error=error.details(),
+                mend="give sentinel and agents the same auth.agent_token_file",
+            )
+        self._tell(LinkRejected())
+        return _REJECTED_S
+
+
+async def ask_status(
+    node: str, address: str, token: str | None, timeout: float
+) -> SecondPathAnswered | SecondPathFailed:
+    """Ask the agent for its report on a connection of its own, within `timeout` s."""
+    channel = open_channel(address)
+    try:
+        async with asyncio.timeout(timeout):
+            report = await rpc.AgentStub(channel).Status(
+                pb.StatusRequest(), metadata=credentials(token), timeout=timeout
+            )
+    except TimeoutError:
+        return SecondPathFailed(f"no answer within {timeout * 1e3:.0f} ms")
+    except grpc.aio.AioRpcError as error:
+        if error.code() in _SILENCES:
+            return SecondPathFailed(f"{error.code().name.lower()}: {error.details()}")
+        return SecondPathAnswered()  # refused by a living agent
+    finally:
+        await channel.close()
+    if report.node and report.node != node:
+        return SecondPathFailed(f"the agent there is node {report.node}'s")
+    return SecondPathAnswered(report_of(report))
+
+
+def report_of(report: pb.NodeReport) -> Report:
+    """Turn the wire's report into a plain one."""
+    try:
+        phase = Phase(report.phase)
+    except ValueError:  # a newer agent's
+        phase = Phase.UNSPECIFIED
+    return Report(
+        epoch=report.epoch,
+        phase=phase,
+        ready=report.ready,
+        progress=report.progress,
+        still_ms=report.still_ms,
+        running=report.running,
+        waiting=report.waiting,
+        free_ratio=report.free_ratio,
+        engine_url=report.engine_url,
+        detail=report.detail,
+    )

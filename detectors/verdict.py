@@ -1,0 +1,278 @@
+"""Where a death is decided: evidence about one (node, epoch) goes in, decisions come out.
+
+Pure: time is passed in (seconds of any steady clock); no clock, socket, Redis or log (design, section 5).
+"""
+
+from detectors import evidence as ev
+from detectors.docket import JUDGED, Docket
+from detectors.engine_case import EngineCase
+from detectors.evidence import Decision, Evidence, Phase, Report
+from detectors.link_case import LinkCase
+from detectors.measures import Rtt
+from detectors.probation import Probation
+from detectors.rules import Rules
+from recovery.registry import NodeState
+
+__all__ = ["JUDGED", "Judge"]
+
+_SLEPT_S = 1.0
+"""Own sleep from which all windows start anew."""
+_UNPROVEN_PAUSE_S = 1.0
+"""Pause between probes of a node on probation until the first one passes."""
+
+
+class Judge:
+    """Judges one node under one epoch. What kills, and where the rule stands:
+
+    ============== ====================================================================== =====================
+    cause          evidence                                                               rule
+    ============== ====================================================================== =====================
+    process_exit,  the agent says its engine is gone (notice or report): proof, at once   `_engine_down`, `_read`
+    start_failed   ... never came up, or does not serve by the start deadline             and `_watch_start`
+    link           stream broken or `fail_threshold` pongs missed, and a fresh connection `link_case`
+                   refused or silent
+    lease          lease expired, `confirm_probes` direct questions silent                `link_case`
+    hang           counter still with work pending, then own token late; or two own       `engine_case`
+                   tokens late in a row without movement
+    unreachable    engine refuses or breaks two probes in a row without movement          `engine_case`
+    ============== ====================================================================== =====================
+
+    What never kills: a 4xx, a refused token, our own sleep, one silent path beside a good one, a counter or
+    token that moves, an agent that says it stops. While `blind` (set from outside) nothing unproven does.
+
+    The shell calls `tick` at least every 0.1 s, `ping` for each ping sent (every `ping_interval_s`), `take` for
+    each evidence, and carries out what they return. It answers each Confirm and Probe with one evidence.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        epoch: int,
+        state: NodeState,
+        now: float,
+        *,
+        weight: float = 0.0,
+        slots: int = 1,
+        before: "Judge | None" = None,
+    ) -> None:
+        """`before`: the judge of an earlier epoch; the link's figures and its baseline outlive an engine."""
+        self.rules = rules
+        self.sleeps = 0
+        """How often the sentinel itself slept and all windows started anew."""
+        self.probation: Probation | None = None
+        self._docket = Docket(rules, epoch, now, before.rtt if before else None)
+        self._link = LinkCase(self._docket)
+        self._engine = EngineCase(self._docket, slots, reached=before.reached if before else False)
+        self._starting_since = 0.0
+        self._rejected = False
+        if before:
+            self._link.broken, self._rejected = before._link.broken, before._rejected  # noqa: SLF001 - same class
+        self.adopt(state, weight)
+
+    # ---- feeding ----------------------------------------------------------------------------------------------
+
+    def take(self, evidence: Evidence, now: float) -> list[Decision]:
+        """Weigh a piece of evidence."""
+        self._look(now)
+        match evidence:
+            case ev.EngineDown(epoch, cause, detail):
+                self._engine_down(epoch, cause, detail)
+            case ev.Pong(seq, rtt_us, report):
+                self._rejected = False
+                self._link.pong(seq, rtt_us, calm=self.state is NodeState.ALIVE and not self._docket.doubts)
+                self._read(report)
+            case ev.LinkUp():
+                self._link.stream("")
+            case ev.LinkBroken(detail):
+                self._rejected = False
+                self._link.stream(detail or "stream broken")
+            case ev.LinkRejected():
+                self._rejected = True
+                self._link.stream("")
+                self._docket.doubts.pop("link", None)
+            case ev.SecondPathAnswered(report_or_none):
+                self._link.second_path_answered()
+                if report_or_none is not None:
+                    self._read(report_or_none)
+            case ev.SecondPathFailed(detail):
+                self._link.second_path_failed(detail)
+            case ev.LeaseExpired():
+                self._link.lease(expired=True)
+            case ev.LeaseHeld():
+                self._link.lease(expired=False)
+            case ev.ProbeDue():
+                self._engine.probe()
+            case ev.UpstreamBroken():
+                self._engine.probe_soon()
+            case ev.ProbePassed(took_s):
+                self._engine.probe_passed(took_s)
+                if self.probation:
+                    self.probation.passed()
+            case ev.ProbeNeutral():
+                self._engine.probe_over()
+            case ev.ProbeLate(detail):
+                self._probe_bad(detail, late=True)
+            case ev.ProbeFailed(detail):
+                self._probe_bad(detail, late=False)
+            case ev.TokensSeen():
+                self._engine.moved()
+            case ev.AgentStopping():
+                if self.judged or self.state is NodeState.DRAINING:
+                    self._docket.change(NodeState.STOPPED, 0.0, "the agent stops in good order")
+        return self._settle()
+
+    def tick(self, now: float) -> list[Decision]:
+        """Look what has become due."""
+        self._look(now)
+        self._link.tick()
+        if self.judged:
+            self._watch_start()
+            self._engine.tick()
+            self._watch_probation()
+        return self._settle()
+
+    def ping(self, now: float) -> int:
+        """Note that a ping is sent now; return its number."""
+        self._look(now)
+        return self._link.ping()
+
+    def adopt(self, state: NodeState, weight: float) -> None:
+        """Take over a state that a job, an operator or another sentinel has set."""
+        self._docket.state, self._docket.weight = state, weight
+        self._restart()
+        self._starting_since = self._docket.now
+        self.probation = None
+        if state is NodeState.PROBATION:
+            self.probation = Probation(self.rules.probation, self._docket.now, weight)
+
+    def withdraw(self) -> None:
+        """Take back an unproven verdict that could not be published: the node is judged anew."""
+        if self.state is NodeState.DEAD:
+            self.adopt(*self._docket.before_death)
+
+    # ---- figures ----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch judged."""
+        return self._docket.epoch
+
+    @property
+    def state(self) -> NodeState:
+        """Where the node stands."""
+        return self._docket.state
+
+    @property
+    def weight(self) -> float:
+        """Share of normal traffic it may take, 0..1."""
+        return self._docket.weight
+
+    @property
+    def judged(self) -> bool:
+        """Whether the node may be declared dead now."""
+        return self._docket.judged
+
+    @property
+    def blind(self) -> bool:
+        """Whether the sentinel may not see: nothing unproven is concluded."""
+        return self._docket.blind
+
+    @blind.setter
+    def blind(self, value: bool) -> None:
+        self._docket.blind = value
+
+    @property
+    def link_ok(self) -> bool:
+        """Whether the stream answers."""
+        return self._link.ok
+
+    @property
+    def misses(self) -> int:
+        """Consecutive pongs missed."""
+        return self._link.misses
+
+    @property
+    def ping_interval_s(self) -> float:
+        """Seconds until the next ping: shorter while a miss is to be confirmed."""
+        return self.rules.confirm_interval_s if self.misses else self.rules.ping_interval_s
+
+    @property
+    def rtt(self) -> Rtt:
+        """The link's figures."""
+        return self._docket.rtt
+
+    @property
+    def report(self) -> Report | None:
+        """The agent's last report of this epoch."""
+        return self._engine.report
+
+    @property
+    def reached(self) -> bool:
+        """Whether a probe ever got through to this node's engine."""
+        return self._engine.reached
+
+    def next_look_s(self) -> float:
+        """Seconds after which `tick` should be called (0.1 at most)."""
+        return self._link.next_deadline_s()
+
+    # ---- rules ------------------------------------------------------------------------------------------------
+
+    def _engine_down(self, epoch: int, cause: str, detail: str) -> None:
+        """Proof: no confirmation, no blindness delays it."""
+        if epoch > self.epoch:
+            self._docket.decide(ev.MovedOn(epoch))
+        elif epoch == self.epoch:
+            self._docket.die(cause or "process_exit", detail or "the agent says so", proof=True)
+
+    def _read(self, report: Report) -> None:
+        if report.epoch > self.epoch:
+            self._docket.decide(ev.MovedOn(report.epoch))
+        if report.epoch != self.epoch:
+            return
+        if report.phase is Phase.DOWN:
+            self._engine_down(report.epoch, "process_exit", report.detail or "the agent reports the engine down")
+        elif report.phase is Phase.FAILED:
+            self._engine_down(report.epoch, "start_failed", report.detail or "the agent reports a failed start")
+        elif report.serving and self.state is NodeState.STARTING:
+            self._docket.change(NodeState.ALIVE, 1.0, "serves")
+        self._engine.read(report)
+
+    def _watch_start(self) -> None:
+        loading = self.state is NodeState.STARTING or (self.report and self.report.phase is Phase.STARTING)
+        if not loading or self._rejected:
+            self._starting_since = self._docket.now
+        elif self._docket.now - self._starting_since > self.rules.start_deadline_s:
+            self._docket.die("start_failed", f"not serving after {self.rules.start_deadline_s:g} s")
+
+    def _probe_bad(self, detail: str, *, late: bool) -> None:
+        counts = self._engine.probe_bad(detail, late=late)
+        if counts and self.probation and self.judged:
+            self.probation.failed(self._docket.now)
+            self._docket.change(NodeState.PROBATION, 0.0, detail)
+
+    def _watch_probation(self) -> None:
+        if self.probation is None or self.state is not NodeState.PROBATION:
+            return
+        if not self.probation.proven:
+            self._engine.probe_soon(_UNPROVEN_PAUSE_S)
+        calm = not self._docket.doubts and self.misses == 0 and self.rtt.at_baseline
+        if self.probation.tick(self._docket.now, calm=calm):
+            state = NodeState.ALIVE if self.probation.over else NodeState.PROBATION
+            self._docket.change(state, self.probation.weight, "probation")
+
+    def _settle(self) -> list[Decision]:
+        if self._docket.held:
+            self._restart()
+        return self._docket.settle()
+
+    def _look(self, now: float) -> None:
+        if self._docket.own.look(now) > _SLEPT_S:
+            self.sleeps += 1
+            self._restart()
+
+    def _restart(self) -> None:
+        """Judge from here on only by what comes from here on."""
+        self._docket.held = False
+        self._docket.doubts.clear()
+        self._link.restart()
+        self._engine.restart()

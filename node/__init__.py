@@ -1,0 +1,1 @@
+"""The agent: starts and owns one engine process, answers probes, obeys fenced commands."""
