@@ -25,7 +25,8 @@ from engines.llamacpp import open_session
 from recovery.auth import Keys
 from recovery.config import Settings
 from recovery.errors import StoreUnavailable, UnknownJob, UnknownNode
-from recovery.store import Store
+from recovery.stopping import stop_tasks
+from recovery.store import connect
 
 log = structlog.get_logger()
 E = TypeVar("E", bound=Exception)
@@ -73,7 +74,7 @@ async def drain(app: FastAPI, limit_s: float = DRAIN_S) -> None:
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     settings: Settings = app.state.settings
     name = settings.gateway.id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-    store = Store(settings.redis.url, settings.redis.timeout_ms)
+    store = connect(settings.redis)
     session = open_session()
     metrics = Metrics()
     table = RoutingTable(settings, store, session)
@@ -93,9 +94,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
     finally:
         context.accepting = False
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
         await journal.aclose()
         await session.close()
         await store.aclose()

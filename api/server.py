@@ -11,6 +11,7 @@ import uvicorn
 
 from api.app import create_app, drain
 from recovery.config import Settings
+from recovery.errors import SettingsError
 
 log = structlog.get_logger()
 
@@ -28,13 +29,12 @@ class _Server(uvicorn.Server):
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> int:
-    """Serve until ``stop`` is set; return the exit code. Raises SettingsError when the keys file is wrong."""
+    """Serve until ``stop`` is set; return the exit code. Raises SettingsError (keys file, occupied port)."""
     app = create_app(settings)
     try:
         listener = _listen(settings.gateway.host, settings.gateway.port)
     except OSError as error:
-        log.critical("gateway.cannot_listen", reason=_explain(settings, error))
-        return 1
+        raise SettingsError(_explain(settings, error)) from error
     host, port = listener.getsockname()[:2]
     server = _Server(
         uvicorn.Config(

@@ -96,23 +96,25 @@ def worker(
     queue: Annotated[Literal["fast", "slow"], typer.Argument(help="fast: fence and requeue; slow: the rest")],
 ) -> None:
     """Run a set of Celery workers for one queue."""
-    from workers.app import worker_argv
+    from workers.app import worker_argv, worker_env
 
-    stack = load().stack
+    settings = load()
+    settings.redis.address()
+    stack = settings.stack
     concurrency = stack.fast_workers if queue == "fast" else stack.slow_workers
-    # On TERM Celery finishes what it can and hands back the rest (soft shutdown).
-    os.environ["REMAP_SIGTERM"] = "SIGQUIT"
-    _become(worker_argv(f"recovery.{queue}", concurrency, queue))
+    _become(worker_argv(queue, concurrency, queue), worker_env())
 
 
 def flower() -> None:
     """Run Flower on the recovery workers."""
-    from workers.app import flower_argv
+    from workers.app import flower_argv, flower_env
 
-    stack = load().stack
-    _become(flower_argv(stack.flower_host, stack.flower_port))
+    settings = load()
+    settings.redis.address()
+    stack = settings.stack
+    _become(flower_argv(stack.flower_host, stack.flower_port), flower_env(stack.flower_host))
 
 
-def _become(argv: list[str]) -> None:
+def _become(argv: list[str], env: dict[str, str]) -> None:
     sys.stdout.flush()
-    os.execv(argv[0], argv)  # noqa: S606 - our own argv, no shell
+    os.execve(argv[0], argv, {**os.environ, **env})  # noqa: S606 - our own argv, no shell

@@ -18,21 +18,22 @@ from detectors.watch import Watch
 from recovery import events, registry
 from recovery.auth import read_token
 from recovery.config import Settings
-from recovery.errors import StoreUnavailable, StoreUnsafe, UnknownNode
-from recovery.store import Store
+from recovery.errors import StoreUnavailable, UnknownNode
+from recovery.stopping import stop_tasks
+from recovery.store import connect
 
 _DISCOVER_S = 1.0
 _RETRY_S = 0.3
 _SLEPT_S = 1.0
-_END_S = 5.0
+
 
 log = structlog.get_logger()
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> int:
-    """Watch all nodes until `stop` is set; return the exit code. Raises SettingsError."""
+    """Watch all nodes until `stop` is set; return the exit code. Raises SettingsError, StoreUnsafe."""
     token = read_token(settings.auth.agent_token_file)
-    store = Store(settings.redis.url, settings.redis.timeout_ms)
+    store = connect(settings.redis)
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
     name = f"{socket.gethostname()}-{secrets.token_hex(3)}"
     try:
@@ -40,9 +41,6 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
             await store.check()
         except StoreUnavailable as error:
             log.warning("sentinel.waits_for_redis", error=str(error))
-        except StoreUnsafe as error:
-            log.error("sentinel.refused", error=str(error))  # noqa: TRY400 - the message says all
-            return 2
         fleet = Fleet(settings, Rules.of(settings), store, session, token, name)
         return await Sentinel(fleet).run(stop)
     finally:
@@ -72,11 +70,7 @@ class Sentinel:
             for task in done - {stopped}:
                 task.result()
         finally:
-            stopped.cancel()
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=_END_S)
+            await stop_tasks(stopped, *self._tasks)
             log.info("sentinel.stopped", sentinel=self._fleet.sentinel)
         return 0
 

@@ -31,18 +31,16 @@ from recovery.auth import read_token
 from recovery.config import Settings
 from recovery.errors import SettingsError, StaleEpoch, StoreUnavailable, UnbrokenError
 from recovery.registry import NodeState
-from recovery.store import Store
+from recovery.stopping import stop_tasks
+from recovery.store import Store, connect
 
 STOPPED = 0
-REFUSED = 1
-"""A wrong setting, an occupied port, or another agent that has the node; the log says which."""
-CRASHED = 2
+CRASHED = 1
 
 _REDIS_S = 0.7
 """Time one Redis call may take at the stop: with the engine's grace all fits into 5 s."""
 _STREAMS_S = 0.5
 _TRIM_S = 5.0
-_CANCELS = 5
 _AGAIN_S = 1.0
 _NO_JOB = tuple(
     state
@@ -55,23 +53,22 @@ log = structlog.get_logger()
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> int:
-    """Run the agent until `stop` is set; return its exit code (STOPPED, REFUSED or CRASHED)."""
-    node = settings.node.id
-    try:
-        token = _check(settings)
-        async with contextlib.AsyncExitStack() as stack:
-            home = NodeDir.open(settings.stack.state_dir, node)
-            stack.callback(home.close)
-            server, port = service.bind(settings.node.agent_host, settings.node.agent_port, token)
-            stack.push_async_callback(server.stop, None)
-            store = Store(settings.redis.url, settings.redis.timeout_ms)
-            stack.push_async_callback(store.aclose)
-            session = await stack.enter_async_context(open_session())
-            agent = _Agent(settings, home, server, _announced(settings, port), store, session)
-            return await agent.run(stop)
-    except UnbrokenError as error:
-        log.error("agent.refused", node=node, reason=str(error))  # noqa: TRY400 - a refusal needs no traceback
-        return REFUSED
+    """Run the agent until `stop` is set; return its exit code (STOPPED or CRASHED).
+
+    Raises UnbrokenError for what another start will not mend: a wrong setting, an occupied port,
+    another agent that has the node.
+    """
+    token = _check(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        home = NodeDir.open(settings.stack.state_dir, settings.node.id)
+        stack.callback(home.close)
+        server, port = service.bind(settings.node.agent_host, settings.node.agent_port, token)
+        stack.push_async_callback(server.stop, None)
+        store = connect(settings.redis)
+        stack.push_async_callback(store.aclose)
+        session = await stack.enter_async_context(open_session())
+        agent = _Agent(settings, home, server, _announced(settings, port), store, session)
+        return await agent.run(stop)
 
 
 class _Agent:
@@ -160,7 +157,7 @@ class _Agent:
         began = time.monotonic()
         self._notices.send(pb.NOTICE_KIND_STOPPING, self._host.epoch)
         # The lease is renewed no more, nothing else is begun; the engine dies before the lease is given up.
-        await _cancel(tasks)
+        await stop_tasks(*tasks)
         await self._once.close()
         if self._lease.claimed:
             await self._quietly("state", self._say_stopped())
@@ -209,8 +206,6 @@ def _check(settings: Settings) -> str | None:
     """Return the agents' token. Raises SettingsError."""
     if not sys.platform.startswith("linux"):
         raise SettingsError("the agent needs Linux: it watches and ends processes through /proc and pidfd")
-    if not settings.redis.url:
-        raise SettingsError("redis.url: the agent needs the address of Redis")
     token = read_token(settings.auth.agent_token_file)
     host = settings.node.agent_host
     if token is None and not _loopback(host):
@@ -234,17 +229,6 @@ def _announced(settings: Settings, port: int) -> str:
         if ipaddress.ip_address(host).is_unspecified:
             host = settings.node.host_name or socket.gethostname()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _cancel(tasks: "list[asyncio.Task[Any]]") -> None:
-    """Cancel until all have ended: the Redis client now and then swallows a cancel."""
-    pending = set(tasks)
-    for _ in range(_CANCELS):
-        for task in pending:
-            task.cancel()
-        _done, pending = await asyncio.wait(pending, timeout=0.2)
-        if not pending:
-            return
 
 
 def _verdict(node: str, tasks: "list[asyncio.Task[Any]]") -> int:

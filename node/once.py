@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
+from recovery.stopping import stop_tasks
+
 T = TypeVar("T")
 
 
@@ -29,10 +31,7 @@ class Once:
 
     async def close(self) -> None:
         """Cancel what is under way and wait for its end."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks.values())
 
     async def _serially(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._lock:

@@ -44,6 +44,8 @@ class Keys:
             entries = orjson.loads(path.read_bytes())
         except (OSError, orjson.JSONDecodeError) as error:
             raise SettingsError(f"auth.keys_file {path}: {error}") from error
+        if not isinstance(entries, list):
+            raise SettingsError(f"auth.keys_file {path}: it must hold a list of {{name, sha256, scopes}}")
         keys = []
         for number, entry in enumerate(entries):
             try:

@@ -38,6 +38,14 @@ class RedisSettings(Section):
     timeout_ms: Milliseconds = 1_000
     """Deadline of one command; past it Redis counts as away."""
 
+    def address(self) -> str:
+        """Return `url`. Raises SettingsError when it is empty."""
+        if not self.url:
+            raise SettingsError(
+                "redis.url: this process needs the address of Redis; only `unbroken up` and `unbroken demo` start one"
+            )
+        return self.url
+
 
 class LeaseSettings(Section):
     """The agent's claim on its node (requirements D3)."""

@@ -44,17 +44,17 @@ class StepPlan:
     """From its first beginning to its success; past it the job fails with the step's last error."""
     tries: int
     """Attempts that really did something; waiting for a permit or an agent is given back."""
-    lease_ms: int
-    """Time one attempt may take before another worker may take over."""
+    lease_ms: int = 3_000
+    """Time after which a worker that stopped prolonging counts as lost; `prolong_step` each third of it."""
 
 
 RECOVER: tuple[StepPlan, ...] = (
-    StepPlan("fence", (), "recovery.fast", 15.0, 20, 3_000),
-    StepPlan("requeue", ("fence",), "recovery.fast", 30.0, 20, 5_000),
-    StepPlan("reclaim", ("fence",), "recovery.slow", 90.0, 10, 15_000),
-    StepPlan("restart", ("reclaim",), "recovery.slow", 900.0, 3, 660_000),
-    StepPlan("warm_up", ("restart",), "recovery.slow", 180.0, 5, 60_000),
-    StepPlan("requeue_waiting", ("warm_up",), "recovery.fast", 30.0, 20, 5_000),
+    StepPlan("fence", (), "recovery.fast", 15.0, 20, 1_500),
+    StepPlan("requeue", ("fence",), "recovery.fast", 30.0, 20, 1_500),
+    StepPlan("reclaim", ("fence",), "recovery.slow", 90.0, 10),
+    StepPlan("restart", ("reclaim",), "recovery.slow", 900.0, 3),
+    StepPlan("warm_up", ("restart",), "recovery.slow", 180.0, 5),
+    StepPlan("requeue_waiting", ("warm_up",), "recovery.fast", 90.0, 20, 1_500),
 )
 """Fence, then move the requests at once, then bring the node back."""
 
@@ -110,15 +110,13 @@ class Job:
         return PLANS[self.action]
 
     def ready(self, now_ms: int) -> list[StepPlan]:
-        """Return the steps that may begin now: needs met, nobody's lease on them."""
+        """Return the steps that may begin now: needs met, nobody's lease on them, their pause over."""
         return [
             step
             for step in self.plan
             if all(self.steps[need].done for need in step.needs)
-            and (
-                self.steps[step.name].state == "pending"
-                or (self.steps[step.name].state == "running" and self.steps[step.name].lease_ms <= now_ms)
-            )
+            and self.steps[step.name].state in ("pending", "running")
+            and self.steps[step.name].lease_ms <= now_ms
         ]
 
 
@@ -188,7 +186,11 @@ async def live(store: Store) -> list[Job]:
     """Return the jobs that have not ended."""
     with available():
         names = sorted(await store.redis.smembers(LIVE_JOBS))
-    return [job for job in await _many(store, names) if job.state in LIVE]
+    found = {job.id: job for job in await _many(store, names) if job.state in LIVE}
+    if len(found) < len(names):  # ended between two writes, or lost: nobody else would forget them
+        with available():
+            await store.redis.srem(LIVE_JOBS, *(name for name in names if name not in found))
+    return list(found.values())
 
 
 async def live_of(store: Store, node: str) -> Job | None:
@@ -197,9 +199,10 @@ async def live_of(store: Store, node: str) -> Job | None:
 
 
 async def begin_step(store: Store, job: Job, step: StepPlan, holder: str) -> tuple[str, int]:
-    """Try to take a step's lease; return (verdict, attempt).
+    """Try to take a step's lease for `holder` (unique per call); return (verdict, attempt).
 
-    Verdicts: ``begun``, ``done``, ``held``, ``early``, ``spent``, ``closed``. Raises StoreUnavailable.
+    Verdicts: ``begun``, ``done``, ``held``, ``early``, ``spent`` (the step is failed now), ``closed``.
+    Raises StoreUnavailable.
     """
     reply = await store.run(
         "step_begin",
@@ -207,6 +210,12 @@ async def begin_step(store: Store, job: Job, step: StepPlan, holder: str) -> tup
         [step.name, holder, step.lease_ms, step.tries, ",".join(step.needs)],
     )
     return reply[0], int(reply[1]) if reply[0] == "begun" else 0
+
+
+async def prolong_step(store: Store, job: str, step: StepPlan, attempt: int, holder: str) -> None:
+    """Keep a step's lease while its work goes on. Raises StepLost (taken over, or the job ended), StoreUnavailable."""
+    if not await store.run("step_prolong", [job_key(job)], [step.name, attempt, holder, step.lease_ms]):
+        raise StepLost(f"job {job}: step {step.name} attempt {attempt} was taken over")
 
 
 async def end_step(
@@ -219,12 +228,19 @@ async def end_step(
     error: str = "",
     *,
     give_back: bool = False,
+    restart_clock: bool = False,
+    pause_ms: int = 0,
 ) -> None:
-    """Write a step's outcome. Raises StepLost when another worker has taken over, StoreUnavailable."""
+    """Write a step's outcome. Raises StepLost when another worker has taken over, StoreUnavailable.
+
+    `give_back`: the attempt does not count; with `restart_clock` its deadline starts anew, too.
+    `pause_ms`: a ``pending`` step may not begin again sooner.
+    """
+    returned = 2 if give_back and restart_clock else int(give_back)
     written = await store.run(
         "step_end",
         [job_key(job), job_key(job, "audit")],
-        [step, attempt, state, orjson.dumps(dict(outcome or {})).decode(), error, int(give_back)],
+        [step, attempt, state, orjson.dumps(dict(outcome or {})).decode(), error, returned, pause_ms],
     )
     if not written:
         raise StepLost(f"job {job}: step {step} attempt {attempt} was taken over")

@@ -86,14 +86,12 @@ async def open_entry(
 
 
 async def record(store: Store, request: str, offset: int, ids: Sequence[int], ttl_s: int) -> None:
-    """Write ids delivered from position `offset` on; repeating it is harmless. Raises StoreUnavailable."""
-    with available():
-        async with store.raw.pipeline(transaction=False) as pipe:
-            tokens = request_key(request, "tokens")
-            pipe.setrange(tokens, offset * 4, pack(ids))
-            pipe.hset(request_key(request), "delivered", offset + len(ids))
-            pipe.expire(tokens, ttl_s)
-            await pipe.execute()
+    """Write ids delivered from position `offset` on; repeating it is harmless. Raises StoreUnavailable.
+
+    Keeps the whole entry alive for another `ttl_s`; does nothing for a request that was closed.
+    """
+    keys = [request_key(request), request_key(request, "tokens")]
+    await store.run("journal_record", keys, [offset, pack(ids), ttl_s])
 
 
 async def close_entry(store: Store, request: str, nodes: Sequence[str]) -> None:
@@ -151,23 +149,56 @@ async def assign(
     return verdict, standing
 
 
+async def assign_many(
+    store: Store, moves: Sequence[tuple[str, int, str, int]], by: str
+) -> list[tuple[Literal["assigned", "taken", "gone"], Assignment | None]]:
+    """Like `assign` for many (request, attempt, node, epoch) in two round trips; results in order."""
+    replies = await store.run_many(
+        "assign", [([request_key(request)], [attempt, node, epoch, by]) for request, attempt, node, epoch in moves]
+    )
+    results: list[tuple[Literal["assigned", "taken", "gone"], Assignment | None]] = []
+    for (request, *_), reply in zip(moves, replies, strict=True):
+        standing = (
+            None if reply[0] == "gone" else Assignment(request, int(reply[1]), "peer", reply[2], int(reply[3]), by=by)
+        )
+        results.append((reply[0], standing))
+    placed = [standing for _, standing in results if standing is not None]
+    if placed:
+        with available():
+            async with store.redis.pipeline(transaction=False) as pipe:
+                for standing in placed:
+                    pipe.sadd(node_key(standing.node, "requests"), standing.request)
+                await pipe.execute()
+    return results
+
+
 async def push(store: Store, gateway: str, assignment: Assignment) -> None:
     """Put an assignment into its gateway's inbox. Raises StoreUnavailable."""
+    await push_many(store, [(gateway, assignment)])
+
+
+async def push_many(store: Store, orders: Sequence[tuple[str, Assignment]]) -> None:
+    """Put assignments into their gateways' inboxes in one round trip. Raises StoreUnavailable."""
+    if not orders:
+        return
     with available():
-        await store.redis.xadd(
-            inbox_key(gateway),
-            {
-                "request": assignment.request,
-                "attempt": assignment.attempt,
-                "route": assignment.route,
-                "node": assignment.node,
-                "epoch": assignment.epoch,
-                "job": assignment.job,
-                "by": assignment.by,
-            },
-            maxlen=_INBOX_MAXLEN,
-            approximate=True,
-        )
+        async with store.redis.pipeline(transaction=False) as pipe:
+            for gateway, assignment in orders:
+                pipe.xadd(
+                    inbox_key(gateway),
+                    {
+                        "request": assignment.request,
+                        "attempt": assignment.attempt,
+                        "route": assignment.route,
+                        "node": assignment.node,
+                        "epoch": assignment.epoch,
+                        "job": assignment.job,
+                        "by": assignment.by,
+                    },
+                    maxlen=_INBOX_MAXLEN,
+                    approximate=True,
+                )
+            await pipe.execute()
 
 
 def parse_assignment(fields: dict[str, str]) -> Assignment:

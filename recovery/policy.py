@@ -9,6 +9,9 @@ from typing import Literal
 
 from recovery.registry import SERVING, Node, NodeState
 
+MEMORY_WEIGHT = 0.3
+"""Weight of used memory in the score (requirements B4), the default of `routing.memory_weight`."""
+
 
 def score(rtt_ewma_ms: float, free_ratio: float, rtt_weight: float, memory_weight: float) -> float:
     """Return a node's routing score, lowest wins (requirements B4)."""
@@ -50,7 +53,16 @@ def choose(
     ramped = [node for node in wanted if node.weight >= 1.0 or draw < node.weight] or wanted
     if not ramped:
         return None
-    return min(ramped, key=lambda n: (_pressure(n, inflight.get(n.id, 0)), n.score, n.id))
+    return min(ramped, key=lambda n: (_pressure(n, inflight.get(n.id, 0)), _expected(n, inflight.get(n.id, 0)), n.id))
+
+
+def _expected(node: Node, inflight: int) -> float:
+    """Return the score the node will have once a heartbeat shows what was sent to it since: each request fills a slot.
+
+    Without it, everything that arrives between two heartbeats would go to one node.
+    """
+    filled = min(inflight / max(node.slots, 1), 1.0)
+    return node.score + MEMORY_WEIGHT * 100.0 * max(filled - (1.0 - node.free_ratio), 0.0)
 
 
 def _pressure(node: Node, inflight: int) -> int:

@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 
+from recovery.config import RedisSettings
 from recovery.errors import StoreUnavailable, StoreUnsafe
 
 PREFIX = "unbroken:"
@@ -104,6 +105,17 @@ class Store:
         with available():
             return await _script(self.redis, script)(keys=list(keys), args=list(args))
 
+    async def run_many(self, script: str, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> list[Any]:
+        """Run a script once per (keys, args) in one round trip and return the replies in order."""
+        if not calls:
+            return []
+        with available():
+            async with self.redis.pipeline(transaction=False) as pipe:
+                ready = _script(self.redis, script)
+                for keys, args in calls:
+                    await ready(keys=list(keys), args=list(args), client=pipe)
+                return list(await pipe.execute())
+
     async def check(self) -> None:
         """Refuse a Redis that may evict our state (design, section 4)."""
         with available():
@@ -121,6 +133,11 @@ class Store:
         """Close all connections."""
         await self.redis.aclose()
         await self.raw.aclose()
+
+
+def connect(settings: RedisSettings) -> Store:
+    """Return a store on the configured Redis. Raises SettingsError when none is configured."""
+    return Store(settings.address(), settings.timeout_ms)
 
 
 @cache

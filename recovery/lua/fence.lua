@@ -4,6 +4,8 @@
 -- reply {"fenced", new epoch} | {"stale", current epoch}
 local epoch = tonumber(redis.call('GET', KEYS[1]) or '0')
 local old = tonumber(ARGV[1])
+-- Epochs come from here alone: one above ours means that Redis lost writes.
+if old > epoch then epoch = old end
 if epoch == old + 1 and redis.call('HGET', KEYS[3], 'fenced_by') == ARGV[2] then
   return {'fenced', tostring(epoch)}
 end

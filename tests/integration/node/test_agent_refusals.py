@@ -72,7 +72,7 @@ async def test_an_occupied_agent_port_is_refused_with_the_setting(redis_url: str
     async with running_agent(redis_url, tmp_path, "a", node__agent_port=port) as first:
         await first.address()
         async with running_agent(redis_url, tmp_path, "b", node__agent_port=port) as second:
-            assert await second.exit_code() == 1
+            assert await second.exit_code() == 2
             assert "node.agent_port" in second.said()
             assert str(port) in second.said()
 
@@ -84,7 +84,7 @@ async def test_a_second_agent_on_the_same_state_directory_is_refused(redis_url: 
         owner = first.process
         first.start()
         try:
-            assert await first.exit_code() == 1
+            assert await first.exit_code() == 2
         finally:
             first.process = owner
         assert f"the agent with pid {first.pid} owns" in first.said()
@@ -98,7 +98,7 @@ async def test_a_node_held_by_another_agent_is_refused_after_one_lease_timeout(r
     async with running_agent(redis_url, tmp_path, **short) as first:
         before = await first.serving()
         async with running_agent(redis_url, tmp_path / "elsewhere", **short) as second:
-            assert await second.exit_code() == 1
+            assert await second.exit_code() == 2
             assert "its lease is held by agent" in second.said()
             assert second.engines() == set()
         after = await first.status()
@@ -150,5 +150,5 @@ async def test_a_wrong_setting_is_refused_by_name(
 ) -> None:
     """Before anything is bound or started."""
     async with running_agent(redis_url, tmp_path, **settings) as agent:
-        assert await agent.exit_code() == 1
+        assert await agent.exit_code() == 2
         assert named in agent.said()

@@ -1,0 +1,1 @@
+"""Recovery at work: events become jobs, and Celery workers run their steps."""

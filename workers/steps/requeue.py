@@ -1,0 +1,105 @@
+"""Requeue: give every request of the dead epoch its next attempt: a peer now, or its node once it is back.
+
+An assignment is a compare-and-set: whoever loses against a gateway finds the work done.
+"""
+
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from recovery import journal, policy, registry
+from recovery.jobs import Job
+from recovery.journal import Assignment, Entry
+from recovery.registry import Node, NodeState
+from workers.context import Context, Wait
+from workers.ending import superseded_by
+
+PREFILL_ESTIMATE_MS = {"llamacpp": 15.0, "vllm": 0.3}
+"""Estimate of one prompt token's cost by engine kind, ms; to be replaced by measured rates per node."""
+_PREFILL_UNKNOWN_MS = 5.0
+RESTART_ESTIMATE_MS = 10_000.0
+"""Estimate of an engine start for a node that never measured one, ms."""
+_PATIENCE_S = 60.0
+"""How long the second wave waits for somebody able to serve; paused streams give up by then on their own."""
+
+
+async def run(context: Context, job: Job) -> dict[str, Any]:
+    """Route the first wave; outcome counts {"peer", "wait", "taken", "gone"}."""
+    entries = await journal.entries_on(context.store, job.node, job.epoch)
+    if not entries:
+        return {"peer": 0, "wait": 0, "taken": 0}
+    nodes = await registry.all_nodes(context.store)
+    own = next((node for node in nodes if node.id == job.node), Node(job.node))
+    restart_ms = float(own.restart_ms or RESTART_ESTIMATE_MS)
+    # A node that came back by itself is as good as any other.
+    dead = "" if superseded_by(job) else job.node
+    return await _place(context, job, entries, nodes, own, dead, restart_ms)
+
+
+async def run_waiting(context: Context, job: Job) -> dict[str, Any]:
+    """Route the second wave: what waited goes to the recovered node or a peer; outcome as in `run`, and "left"."""
+    entries = await journal.entries_on(context.store, job.node, job.epoch)
+    if not entries:
+        return {"peer": 0, "taken": 0, "left": 0}
+    nodes = await registry.all_nodes(context.store)
+    own = next((node for node in nodes if node.id == job.node), Node(job.node))
+    if own.state is NodeState.PROBATION:
+        # Proven by its warm-up: these requests chose to wait for it, and may use it before its ramp begins.
+        nodes = [replace(node, weight=1.0) if node.id == job.node else node for node in nodes]
+    counts = await _place(context, job, entries, nodes, own, "", None)
+    if counts["left"]:
+        began = job.steps["requeue_waiting"].began_ms / 1_000 or time.time()
+        if time.time() - began < _PATIENCE_S:
+            raise Wait(f"no node can take {counts['left']} waiting requests yet")
+    return counts
+
+
+async def _place(
+    context: Context,
+    job: Job,
+    entries: list[Entry],
+    nodes: list[Node],
+    own: Node,
+    dead: str,
+    restart_ms: float | None,
+) -> dict[str, Any]:
+    by = f"job:{job.id}"
+    load: Counter[str] = Counter()
+    moves: list[tuple[Entry, Node]] = []
+    waiting: list[tuple[str, Assignment]] = []
+    left = 0
+    for entry in entries:
+        route = policy.route(
+            entry.prompt_tokens + entry.delivered,
+            entry.model,
+            entry.identity,
+            nodes,
+            dead,
+            prefill_ms_per_token=PREFILL_ESTIMATE_MS.get(own.kind, _PREFILL_UNKNOWN_MS),
+            restart_left_ms=restart_ms,
+            load=load,
+            min_free=context.settings.routing.min_free,
+        )
+        if route.kind == "peer" and route.node is not None:
+            load[route.node.id] += 1
+            moves.append((entry, route.node))
+        elif route.kind == "wait":
+            order = Assignment(entry.request, entry.attempt, "wait", job.node, own.epoch, job.id, by)
+            waiting.append((entry.gateway, order))
+        else:
+            left += 1
+    results = await journal.assign_many(
+        context.store, [(entry.request, entry.attempt, node.id, node.epoch) for entry, node in moves], by
+    )
+    orders = [
+        (entry.gateway, replace(standing, job=job.id))
+        for (entry, _), (verdict, standing) in zip(moves, results, strict=True)
+        if verdict == "assigned" and standing is not None
+    ]
+    await journal.push_many(context.store, [*orders, *waiting])
+    verdicts = Counter(verdict for verdict, _ in results)
+    return {
+        "peer": verdicts["assigned"], "wait": len(waiting), "taken": verdicts["taken"], "gone": verdicts["gone"],
+        "left": left,
+    }  # fmt: skip

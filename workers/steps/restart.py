@@ -1,0 +1,50 @@
+"""Restart: an engine starts under the new epoch, as often as the node's restart budget allows (D8)."""
+
+from typing import Any
+
+from recovery import limits, registry
+from recovery.errors import StepFailed
+from recovery.jobs import Job
+from recovery.registry import NodeState
+from workers.agents import Agent, AgentAway
+from workers.context import Context, Skip, Wait
+from workers.ending import superseded_by
+
+
+def budget_name(node: str) -> str:
+    """Return the name of a node's restart budget in `recovery.limits`."""
+    return f"restarts:{node}"
+
+
+async def run(context: Context, job: Job) -> dict[str, Any]:
+    """Have the agent start an engine and wait until it serves.
+
+    Raises StepFailed (budget used up), Wait (agent away), AgentRefused (the engine's own message), StaleEpoch.
+    """
+    newer = superseded_by(job)
+    if newer:
+        raise Skip(f"the node moved on to epoch {newer} by itself")
+    rules = context.settings.limits
+    spent = await limits.spend(
+        context.store, budget_name(job.node), f"{job.id}:{context.attempt}", rules.restarts, rules.restart_period_s
+    )
+    if not spent:
+        last = job.steps["restart"].error
+        raise StepFailed(
+            f"restart budget used up: {rules.restarts} engine starts in {rules.restart_period_s:g} s"
+            + (f"; the last one: {last}" if last else "")
+        )
+    node = await registry.get(context.store, job.node)
+    agent = Agent(node.agent, job.node, job.new_epoch, job.id, context.token)
+    try:
+        reply = await agent.start(context.settings.probe.start_deadline_s)
+    except AgentAway as error:
+        raise Wait(str(error)) from error
+    # Repeated after a lost worker, the node may be further on already. DEAD is the verdict on a try before this one.
+    await registry.set_state(
+        context.store, job.node, job.new_epoch, NodeState.WARMING,
+        only_in=(NodeState.DEAD, NodeState.RECOVERING, NodeState.STARTING, NodeState.WARMING),
+        engine_url=reply.engine_url or node.engine_url,
+        restart_ms=reply.took_ms or node.restart_ms,
+    )  # fmt: skip
+    return {"engine_pid": reply.engine_pid, "agent_ms": reply.took_ms}
