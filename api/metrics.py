@@ -25,6 +25,12 @@ class Metrics:
             buckets=_GAPS,
             registry=self._registry,
         )
+        self.waits = Histogram(
+            "unbroken_resume_wait_seconds",
+            "The part of that silence before the next attempt was sent: all but the next engine's own work",
+            buckets=_GAPS,
+            registry=self._registry,
+        )
         self.inflight = Gauge("unbroken_requests_running", "Requests being served", registry=self._registry)
         self.queued = Gauge("unbroken_requests_waiting", "Requests waiting for a node", registry=self._registry)
         self.journal_failures = Counter(

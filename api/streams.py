@@ -77,6 +77,9 @@ class Stream:
         """Whether it is looking for its next node."""
         self._tries = 0
         self._last_new = 0.0
+        self._sent_at = 0.0
+        self._reused: int | None = None
+        """Prompt tokens the current attempt's engine had in its cache, once it said so."""
         self._resumed: tuple[Exactness, str, int] | None = None
         """Class, cause and watermark of a resume whose first new token is still to come."""
 
@@ -164,6 +167,7 @@ class Stream:
         )
         table, engine = self._context.table, self._context.table.engine(node)
         self.delivery.begin(plan)
+        self._sent_at, self._reused = time.monotonic(), None
         with table.tied(node) as tether:
             self._tether = tether
             seen = not tether.cause
@@ -208,6 +212,8 @@ class Stream:
             if text or (with_ids and ids):
                 pieces.append((text, ids))
         last = chunks[-1]
+        if chunks[0].cached is not None:
+            self._reused = chunks[0].cached
         if self._resumed is not None and (pieces or last.finish is not None):
             await self._announce(client, node, *self._resumed)
         if pieces:
@@ -248,13 +254,17 @@ class Stream:
     async def _announce(self, client: Client, node: Node, exactness: Exactness, cause: str, at: int) -> None:
         self._resumed = None
         gap = time.monotonic() - self._last_new
-        self._context.metrics.resumes.labels(exactness, cause).inc()
-        self._context.metrics.gaps.observe(gap)
+        ours = max(self._sent_at - self._last_new, 0.0)
+        metrics = self._context.metrics
+        metrics.resumes.labels(exactness, cause).inc()
+        metrics.gaps.observe(gap)
+        metrics.waits.observe(ours)
         log.info(
             "stream.resumed", request=self.request, node=node.id, epoch=node.epoch, exactness=exactness, at=at,
-            gap_ms=round(gap * 1_000),
+            reused=self._reused, gap_ms=round(gap * 1_000), wait_ms=round(ours * 1_000),
         )  # fmt: skip
-        await client.resumed(f"resumed node={node.id} class={exactness} at={at} gap_ms={round(gap * 1_000)}")
+        reused = "" if self._reused is None else f" reused={self._reused}"
+        await client.resumed(f"resumed node={node.id} class={exactness} at={at}{reused} gap_ms={round(gap * 1_000)}")
 
     def _broken(self, node: Node, cause: str, evidence: str, *, seen: bool = True) -> Failure:
         self._context.table.suspect(node)

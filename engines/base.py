@@ -95,7 +95,10 @@ class Chunk:
     finish: FinishReason | None = None
     """Set on the last chunk only."""
     cached: int | None = None
-    """On the last chunk: prompt tokens the engine took from its cache."""
+    """Prompt tokens the engine took from its cache: on the last chunk, and before any text where the engine says so.
+
+    A chunk without text is a sign that the prompt is being computed.
+    """
     generated: int | None = None
     """On the last chunk: tokens the engine generated in this attempt, those withheld included (for usage)."""
     logprobs: Any = None

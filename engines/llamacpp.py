@@ -106,6 +106,7 @@ class LlamaCpp:
             "n_predict": order.max_tokens,
             "stream": True,
             "return_tokens": True,
+            "return_progress": True,
             "cache_prompt": True,
         }
         alignment = Alignment(strict=bool(fields.get("stop")))
@@ -156,12 +157,12 @@ class LlamaCpp:
 
     async def _chunk(self, answer: dict[str, Any], alignment: Alignment) -> Chunk | None:
         """Turn one event into a chunk; None while the engine holds its text back."""
+        if "prompt_progress" in answer:
+            return Chunk(text="", cached=int(answer["prompt_progress"]["cache"]))
         try:
             text, ids, last = answer["content"], answer["tokens"], answer["stop"]
             predicted = answer["tokens_predicted"]
         except KeyError as error:
-            if "prompt_progress" in answer:
-                return None
             raise EngineBroken(f"an event of the answer lacks {error}") from error
         logprobs = answer.get("completion_probabilities")
         if last and answer.get("stop_type") == "limit" and not alignment.hopeless:

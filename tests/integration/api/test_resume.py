@@ -33,12 +33,16 @@ class _Stack:
     epochs: dict[str, int]
 
 
+_FAR = 1_000.0
+"""A score so bad that new requests go to the other node."""
+
+
 @contextlib.asynccontextmanager
 async def _stack(redis_url: str, tmp_path: Path, **sections: Any) -> AsyncIterator[_Stack]:
     store = Store(redis_url)
     try:
         async with running_engine(tmp_path) as a, running_engine(tmp_path) as b:
-            epochs = {"a": await register(store, "a", a.url), "b": await register(store, "b", b.url)}
+            epochs = {"a": await register(store, "a", a.url), "b": await register(store, "b", b.url, score=_FAR)}
             async with running_gateway(redis_url, **sections) as gateway:
                 await gateway.ready()
                 yield _Stack(gateway, store, a, b, epochs)
@@ -90,7 +94,9 @@ async def test_three_streams_survive_the_engine_s_death(stack: _Stack) -> None:
         _assert_same(stream, undisturbed)
         assert stream.done == 1
         assert stream.comments[0] == "ping"
-        assert any(comment.startswith("resumed node=b class=exact at=") for comment in stream.comments)
+        resumed = [comment for comment in stream.comments if comment.startswith("resumed node=b class=exact at=")]
+        assert len(resumed) == 1
+        assert " reused=" in resumed[0]
     told = await stack.store.redis.xrange("unbroken:events")
     broken = [fields for _id, fields in told if fields["kind"] == events.Kind.UPSTREAM_BROKEN]
     assert {(fields["node"], fields["epoch"]) for fields in broken} == {("a", "1")}
