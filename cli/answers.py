@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 
 @dataclass(slots=True)
@@ -14,6 +15,8 @@ class Answer:
     """One streamed answer as its client saw it."""
 
     prompt: str
+    system: str = ""
+    """System message, if any."""
     text: str = ""
     ids: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -29,6 +32,12 @@ class Answer:
     """Called with each piece as it comes."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the response's headers are here."""
+
+    @property
+    def messages(self) -> list[ChatCompletionMessageParam]:
+        """The chat to send."""
+        system: list[ChatCompletionMessageParam] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}]
 
     def longest_gap(self, since: float = 0.0) -> float:
         """Return the longest pause between two pieces, in seconds, of those that ended after `since`."""
@@ -49,7 +58,7 @@ async def stream_answer(
     """Fill `answer` by streaming a greedy chat completion. Raises openai.APIError."""
     raw = await client.chat.completions.with_raw_response.create(
         model=model,
-        messages=[{"role": "user", "content": answer.prompt}],
+        messages=answer.messages,
         max_tokens=max_tokens,
         temperature=0,
         stream=True,

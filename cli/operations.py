@@ -43,6 +43,12 @@ class Operations:
         """GET a path and return its JSON. Raises GatewayAnswer."""
         return await self._call("GET", path, None)
 
+    async def metric(self, name: str) -> float:
+        """Return the sum of a metric of the gateway over all its labels, 0 when it has none yet."""
+        async with self._session.get(self._target.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST JSON and return the answer's JSON. Raises GatewayAnswer."""
         return await self._call("POST", path, body)

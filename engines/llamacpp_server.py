@@ -118,6 +118,9 @@ def _parameters(xllamacpp: Any, options: argparse.Namespace, model: Path) -> Any
     # The loop answers /slots between batches only: with big ones a long prefill looks like a hang.
     parameters.n_batch = options.ubatch
     parameters.cache_ram_mib = 0
+    # By default a tenth of a prompt in common is enough to take a slot over, and every chat shares its template's
+    # first tokens: one chat after the other would wipe out the last one's cache while other slots stand empty.
+    parameters.slot_prompt_similarity = 0.5
     parameters.endpoint_metrics = True
     parameters.endpoint_slots = True
     parameters.endpoint_props = True

@@ -202,10 +202,27 @@ async def test_a_prompt_seen_before_is_taken_from_the_cache(running: RunningEngi
     prompt = await prompt_for(running.engine, "What is photosynthesis?")
     first = await collect(running.engine, prompt, 4)
     second = await collect(running.engine, prompt + ids(first), 4)
-    assert first[0].cached == first[-1].cached == 0
+    assert first[0].cached == first[-1].cached
     assert second[0].cached == second[-1].cached
     assert second[-1].cached is not None
     assert second[-1].cached >= len(prompt)
+
+
+async def test_one_chat_after_the_other_keeps_both_in_the_cache(running: RunningEngine) -> None:
+    """What two chats have in common at their start must not make one take the other's slot over."""
+    # Given two chats with the same template and instructions of their own
+    chats = [
+        await running.engine.render(
+            {"messages": [{"role": "system", "content": system}, {"role": "user", "content": "Go on."}]}, 5.0
+        )
+        for system in ("First: you count planets, and name each.", "Second: you describe rivers at length.")
+    ]
+    # When both are computed, one after the other
+    for chat in chats:
+        await collect(running.engine, chat, 8)
+    # Then both are there
+    again = [await collect(running.engine, chat, 1) for chat in chats]
+    assert [chunks[0].cached for chunks in again] == [len(chat) - 1 for chat in chats]
 
 
 async def test_the_rendered_prompt_is_the_one_the_engine_itself_uses(running: RunningEngine) -> None:
