@@ -136,9 +136,13 @@ class JournalWriter:
         """Write everything that is due now, until it is done or Redis fails."""
         try:
             while self._closes:
-                record = self._closes[-1]
-                await journal.close_entry(self._store, record.request, sorted(record.nodes))
-                self._closes.pop()
+                # Taken out first: others end, and are put at the list's end, while this one is written.
+                record = self._closes.pop()
+                try:
+                    await journal.close_entry(self._store, record.request, sorted(record.nodes))
+                except BaseException:
+                    self._closes.append(record)
+                    raise
             for record in list(self._records.values()):
                 if record.request not in self._records:
                     continue  # closed meanwhile

@@ -23,8 +23,6 @@ from recovery.store import available, inbox_key
 
 log = structlog.get_logger()
 
-_PREFILL_MS = 1.0
-"""Weight of one token in the policy's estimate; the same for all peers until rates are measured."""
 _BLOCK_MS = 500
 _REFRESH_S = 0.5
 
@@ -181,7 +179,7 @@ def _choose(pause: Pause, *, delivered: bool) -> Node | None:
             record.identity,
             group,
             dead="",
-            prefill_ms_per_token=_PREFILL_MS,
+            token_ms=1.0,  # peers only: nothing is weighed against it
             restart_left_ms=None,
             load=pause.context.table.inflight(),
             min_free=settings.routing.min_free,

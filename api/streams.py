@@ -172,11 +172,13 @@ class Stream:
             self._tether = tether
             seen = not tether.cause
             generator = engine.generate(order, self._settings.connect_timeout_ms / 1_000)
-            timeout = self._first_token_timeout()
+            timeout, speaks = self._first_token_timeout(), False
             try:
                 while True:
                     chunks = await tether.hold(generator.__anext__, timeout)
-                    timeout = self._settings.silence_timeout_s
+                    if not speaks and any(chunk.text or chunk.ids for chunk in chunks):
+                        # Not before: a frame that only says the prompt is being computed is no first token.
+                        timeout, speaks = self._settings.silence_timeout_s, True
                     if await self._pass_on(client, record, node, chunks):
                         return None
             except Severed as error:

@@ -9,9 +9,6 @@ from recovery.jobs import PLANS, Job
 from recovery.journal import Entry
 from recovery.registry import Node
 
-_PREFILL_MS = 1.0
-"""Assumed until rates are measured per node."""
-
 
 def job_view(job: Job) -> dict[str, Any]:
     """Return a job as the API shows it; times are ms since 1970."""
@@ -48,8 +45,8 @@ def plan_view(node: Node, entries: Sequence[Entry], nodes: Iterable[Node], actio
             entry.identity,
             everybody,
             node.id,
-            prefill_ms_per_token=_PREFILL_MS,
-            restart_left_ms=float(node.restart_ms) if node.restart_ms else None,
+            token_ms=policy.prefill_ms_per_token(node),
+            restart_left_ms=policy.restart_ms(node),
             load=load,
         )
         to = route.node.id if route.node else ""
@@ -72,5 +69,5 @@ def plan_view(node: Node, entries: Sequence[Entry], nodes: Iterable[Node], actio
             for step in PLANS[action]
         ],
         "requests": moves,
-        "restart_ms": node.restart_ms or None,
+        "restart_ms": policy.restart_ms(node),
     }

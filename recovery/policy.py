@@ -9,8 +9,21 @@ from typing import Literal
 
 from recovery.registry import SERVING, Node, NodeState
 
+PREFILL_ESTIMATE_MS = {"llamacpp": 15.0, "vllm": 0.3}
+_PREFILL_UNKNOWN_MS = 5.0
+_RESTART_UNKNOWN_MS = 10_000.0
 MEMORY_WEIGHT = 0.3
 """Weight of used memory in the score (requirements B4), the default of `routing.memory_weight`."""
+
+
+def prefill_ms_per_token(node: Node) -> float:
+    """Estimate what one prompt token costs on an engine of this node's kind; not measured per node yet."""
+    return PREFILL_ESTIMATE_MS.get(node.kind, _PREFILL_UNKNOWN_MS)
+
+
+def restart_ms(node: Node) -> float:
+    """Return how long the node's engine takes to start: its last start, or a guess for one never measured."""
+    return float(node.restart_ms or _RESTART_UNKNOWN_MS)
 
 
 def score(rtt_ewma_ms: float, free_ratio: float, rtt_weight: float, memory_weight: float) -> float:
@@ -71,14 +84,6 @@ def _pressure(node: Node, inflight: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What each route is expected to cost a paused request, in ms; None: no such route."""
-
-    peer_ms: float | None
-    wait_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Route:
     """What a paused request should do."""
 
@@ -94,19 +99,20 @@ def route(
     nodes: Iterable[Node],
     dead: str,
     *,
-    prefill_ms_per_token: float,
+    token_ms: float,
     restart_left_ms: float | None,
     load: Mapping[str, int],
     min_free: float = 0.0,
 ) -> Route:
     """Choose between a healthy peer now and waiting for the node itself.
 
-    `tokens` is what must be computed again, `load` the requests already sent to each node in this wave.
+    `tokens` is what must be computed again at `token_ms` each; `load` counts the requests already sent to
+    each node in this wave.
     """
     peers = [n for n in eligible(nodes, model, min_free) if n.id != dead]
     same = [n for n in peers if n.identity == identity] or peers
     best = min(same, key=lambda n: (_pressure(n, load.get(n.id, 0)), load.get(n.id, 0), n.score), default=None)
-    prefill = tokens * prefill_ms_per_token
+    prefill = tokens * token_ms
     peer_ms = None if best is None else prefill * (1 + _pressure(best, load.get(best.id, 0)))
     wait_ms = None if restart_left_ms is None else restart_left_ms + prefill
     if best is not None and (wait_ms is None or (peer_ms or 0.0) <= wait_ms):

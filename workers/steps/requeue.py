@@ -15,11 +15,6 @@ from recovery.registry import Node, NodeState
 from workers.context import Context, Wait
 from workers.ending import superseded_by
 
-PREFILL_ESTIMATE_MS = {"llamacpp": 15.0, "vllm": 0.3}
-"""Estimate of one prompt token's cost by engine kind, ms; to be replaced by measured rates per node."""
-_PREFILL_UNKNOWN_MS = 5.0
-RESTART_ESTIMATE_MS = 10_000.0
-"""Estimate of an engine start for a node that never measured one, ms."""
 _PATIENCE_S = 60.0
 """How long the second wave waits for somebody able to serve; paused streams give up by then on their own."""
 
@@ -31,10 +26,9 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
         return {"peer": 0, "wait": 0, "taken": 0}
     nodes = await registry.all_nodes(context.store)
     own = next((node for node in nodes if node.id == job.node), Node(job.node))
-    restart_ms = float(own.restart_ms or RESTART_ESTIMATE_MS)
     # A node that came back by itself is as good as any other.
     dead = "" if superseded_by(job) else job.node
-    return await _place(context, job, entries, nodes, own, dead, restart_ms)
+    return await _place(context, job, entries, nodes, own, dead, policy.restart_ms(own))
 
 
 async def run_waiting(context: Context, job: Job) -> dict[str, Any]:
@@ -76,7 +70,7 @@ async def _place(
             entry.identity,
             nodes,
             dead,
-            prefill_ms_per_token=PREFILL_ESTIMATE_MS.get(own.kind, _PREFILL_UNKNOWN_MS),
+            token_ms=policy.prefill_ms_per_token(own),
             restart_left_ms=restart_ms,
             load=load,
             min_free=context.settings.routing.min_free,

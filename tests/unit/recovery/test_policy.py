@@ -126,7 +126,7 @@ def test_a_paused_request_never_goes_to_the_dead_node_and_always_takes_the_cheap
 ) -> None:
     """Peer or wait, whichever costs less; none only when there is neither."""
     route = policy.route(
-        tokens, MODEL, "i", cluster, "n0", prefill_ms_per_token=1.0, restart_left_ms=left, load={}
+        tokens, MODEL, "i", cluster, "n0", token_ms=1.0, restart_left_ms=left, load={}
     )  # fmt: skip
     if route.kind == "peer":
         assert route.node is not None
@@ -147,7 +147,7 @@ def test_a_wave_of_paused_requests_is_spread_over_the_peers() -> None:
     ]
     load = {"p0": 0, "p1": 0}
     for _ in range(8):
-        route = policy.route(10, MODEL, "i", peers, "dead", prefill_ms_per_token=1.0, restart_left_ms=None, load=load)
+        route = policy.route(10, MODEL, "i", peers, "dead", token_ms=1.0, restart_left_ms=None, load=load)
         assert route.node is not None
         load[route.node.id] += 1
     assert load == {"p0": 4, "p1": 4}
@@ -157,5 +157,5 @@ def test_a_peer_of_the_same_identity_is_preferred_to_a_better_scored_stranger() 
     """Exactness needs the same model revision and quantization."""
     same = Node("same", state=NodeState.ALIVE, weight=1.0, score=9.0, model=MODEL, identity="i", engine_url="u")
     other = Node("other", state=NodeState.ALIVE, weight=1.0, score=1.0, model=MODEL, identity="j", engine_url="u")
-    route = policy.route(10, MODEL, "i", [other, same], "dead", prefill_ms_per_token=1.0, restart_left_ms=None, load={})
+    route = policy.route(10, MODEL, "i", [other, same], "dead", token_ms=1.0, restart_left_ms=None, load={})
     assert route.node == same
