@@ -28,11 +28,11 @@ PROMPTS = (
     "How does a volcano erupt?",
     "What is photosynthesis? Explain it step by step.",
     "What is gravity? Explain it in detail.",
-    "Describe how bread is made, step by step.",
 )
 """The first is shown; the others run beside it."""
+SYSTEM = "You explain things."
 MAX_TOKENS = 200
-KILL_AFTER_TOKENS = 60
+KILL_AFTER_TOKENS = 32
 ANSWER_TIMEOUT_S = 120.0
 
 
@@ -144,10 +144,10 @@ class Demo:
         model = settings.node.model_name
         self._say(f"\n[bold]Reference[/]: {len(PROMPTS)} answers, undisturbed …")
         references = await asyncio.gather(
-            *(stream_answer(client, Answer(prompt), model=model, max_tokens=MAX_TOKENS) for prompt in PROMPTS)
+            *(stream_answer(client, Answer(prompt, SYSTEM), model=model, max_tokens=MAX_TOKENS) for prompt in PROMPTS)
         )
         self._say(f"\n[bold]Again[/], and this time the engine dies. [dim]> {PROMPTS[0]}[/]\n")
-        answers = [Answer(prompt) for prompt in PROMPTS]
+        answers = [Answer(prompt, SYSTEM) for prompt in PROMPTS]
         show = _Show(answers[0], self._console)
         killer = KillEngine(answers[0], KILL_AFTER_TOKENS, api, read_token(stack.state_dir / "agent_token"))
         show.killer = killer

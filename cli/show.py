@@ -38,7 +38,7 @@ def print_job(console: Console, job: dict[str, Any]) -> None:
     for step in job["steps"]:
         began = f"{step['began_ms'] - job['created_ms']} ms" if step["began_ms"] else ""
         took = f"{step['ended_ms'] - step['began_ms']} ms" if step["ended_ms"] else ""
-        outcome = step["error"] or ", ".join(f"{name} {value}" for name, value in step["outcome"].items())
+        outcome = step["error"] or ", ".join(f"{name} {value}" for name, value in step["outcome"].items() if value)
         table.add_row(step["name"], _state(step["state"]), began, took, str(step["attempts"]), outcome)
     console.print(table)
 

@@ -53,7 +53,7 @@ RECOVER: tuple[StepPlan, ...] = (
     StepPlan("requeue", ("fence",), "recovery.fast", 30.0, 20, 1_500),
     StepPlan("reclaim", ("fence",), "recovery.slow", 90.0, 10),
     StepPlan("restart", ("reclaim",), "recovery.slow", 900.0, 3),
-    StepPlan("warm_up", ("restart",), "recovery.slow", 180.0, 5),
+    StepPlan("warm_up", ("restart",), "recovery.slow", 900.0, 5),
     StepPlan("requeue_waiting", ("warm_up",), "recovery.fast", 90.0, 20, 1_500),
 )
 """Fence, then move the requests at once, then bring the node back."""
@@ -271,7 +271,14 @@ async def audit(store: Store, job: str, after: str = "-") -> list[tuple[str, dic
     start = after if after == "-" else f"({after}"
     with available():
         rows = await store.redis.xrange(job_key(job, "audit"), min=start)
-    return [(row_id, orjson.loads(fields["entry"])) for row_id, fields in rows]
+    return [(row_id, _entry(fields["entry"])) for row_id, fields in rows]
+
+
+def _entry(text: str) -> dict[str, Any]:
+    entry: dict[str, Any] = orjson.loads(text)
+    if "outcome" in entry:
+        entry["outcome"] = orjson.loads(entry["outcome"])
+    return entry
 
 
 async def _announce(store: Store, job: Job) -> None:
@@ -298,8 +305,7 @@ def _parse(job: str, values: Mapping[str, str]) -> Job:
     steps = {}
     for step in plan:
         record = orjson.loads(values.get(f"step:{step.name}", "{}"))
-        # Lua encodes an empty table as {} or [] alike.
-        outcome = record.get("outcome") or {}
+        outcome = orjson.loads(record.get("outcome") or "{}")
         steps[step.name] = Step(
             step.name,
             record.get("state", "pending"),

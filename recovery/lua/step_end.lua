@@ -14,13 +14,14 @@ step.state = ARGV[3]
 step.lease_ms = 0
 if ARGV[3] == 'pending' then step.lease_ms = now + tonumber(ARGV[7]) end
 step.ended_ms = now
-step.outcome = cjson.decode(ARGV[4])
+-- Kept as text: decoded and encoded again, an empty list would come back as an object.
+step.outcome = ARGV[4]
 step.error = nil
 if ARGV[5] ~= '' then step.error = ARGV[5] end
 if ARGV[6] ~= '0' then step.attempts = step.attempts - 1 end
 if ARGV[6] == '2' then step.began_ms = nil end
 redis.call('HSET', KEYS[1], 'step:' .. ARGV[1], cjson.encode(step), 'updated_ms', now)
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', 5000, '*', 'entry', cjson.encode({
-  event = 'step.' .. ARGV[3], step = ARGV[1], attempt = tonumber(ARGV[2]), outcome = step.outcome,
+  event = 'step.' .. ARGV[3], step = ARGV[1], attempt = tonumber(ARGV[2]), outcome = ARGV[4],
   error = ARGV[5], at_ms = now }))
 return 1

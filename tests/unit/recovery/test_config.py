@@ -84,3 +84,21 @@ def test_a_file_that_is_not_toml_is_refused_with_its_name() -> None:
     write("[lease\n")
     with pytest.raises(SettingsError, match=r"unbroken\.toml"):
         config.load()
+
+
+def test_another_process_loads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment a supervisor hands on outweighs whatever file the other process finds."""
+    # Given settings changed in several ways, and a file that says otherwise
+    settings = config.load(
+        redis={"url": "redis://127.0.0.1:1/0"},
+        stack={"nodes": ["x", "y", "z"], "state_dir": tmp_path},
+        probe={"interval_s": (1.0, 2.0)},
+        request={"prefer": "speed"},
+    )
+    (tmp_path / "unbroken.toml").write_text('[stack]\nnodes = ["other"]\n[limits]\ntakeovers = 9\n')
+    # When another process starts with their environment
+    monkeypatch.chdir(tmp_path)
+    for name, value in config.as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    # Then
+    assert config.load() == settings
