@@ -115,9 +115,13 @@ class Stack:
 
     def _environment(self, addresses: Addresses) -> dict[str, str]:
         settings, state = self.settings, self.state_dir
-        auth = settings.auth
+        auth, log = settings.auth, settings.log
+        if log.format == "auto" and sys.stdout.isatty():
+            # The processes write into pipes; what reads them in the end is a person at our terminal.
+            log = log.model_copy(update={"format": "console"})
         whole = settings.model_copy(
             update={
+                "log": log,
                 "redis": settings.redis.model_copy(update={"url": addresses.redis}),
                 "stack": settings.stack.model_copy(update={"state_dir": state}),
                 "auth": auth.model_copy(

@@ -160,7 +160,13 @@ class Link:
         self._tell(Pong(pong.seq, rtt_us, report_of(pong.report)))
 
     def _notice(self, notice: pb.Notice) -> None:
-        log.info("sentinel.notice", node=self.node, epoch=notice.epoch, kind=notice.kind, cause=notice.cause)
+        log.info(
+            "sentinel.notice",
+            node=self.node,
+            epoch=notice.epoch,
+            kind=pb.NoticeKind.Name(notice.kind),
+            cause=notice.cause,
+        )
         if notice.kind == pb.NOTICE_KIND_ENGINE_DOWN:
             self._tell(EngineDown(notice.epoch, notice.cause, notice.evidence))
         elif notice.kind == pb.NOTICE_KIND_STOPPING:
