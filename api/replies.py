@@ -147,7 +147,8 @@ class StreamReply(Reply):
         if self.started:
             await self._say(self._ping)
         timer = self._timer
-        if timer is not None:
+        # One that has just run out beats by itself, and can no longer be moved.
+        if timer is not None and not timer.expired():
             timer.reschedule(self._due())
 
     async def resumed(self, note: str) -> None:

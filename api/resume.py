@@ -88,6 +88,7 @@ class Pause:
 async def next_node(pause: Pause, *, delivered: bool) -> Node:
     """Wait for the node of the next attempt. Raises ApiError (503) at the pause's deadline."""
     waiting_for: Assignment | None = None
+    there: set[tuple[str, int]] = set()
     with pause.context.table.parked(pause.wake):
         while True:
             pause.wake.clear()
@@ -97,15 +98,16 @@ async def next_node(pause: Pause, *, delivered: bool) -> Node:
                 raise unavailable("no node could continue the answer in time", "resume_deadline_exceeded")
             told, pause.told = pause.told, None
             if told is not None and told.route == "wait":
-                waiting_for = told
+                waiting_for, there = told, _able(pause)
                 pause.patience_until = time.monotonic() + pause.left / 2
             elif told is not None:
                 node = await _obey(pause, told, delivered=delivered)
                 if node is not None:
                     return node
                 pause.patience_until = time.monotonic()
-            if waiting_for is not None and _is_back(pause, waiting_for.node):
-                # The second wave should come now; the usual patience is enough for it.
+            if waiting_for is not None and (_is_back(pause, waiting_for.node) or _able(pause) - there):
+                # The second wave should come now, or a node is here that was not when the order was given:
+                # the usual patience is enough.
                 waiting_for = None
                 patience = pause.context.settings.request.resume_patience_ms / 1_000
                 pause.patience_until = min(pause.patience_until, time.monotonic() + patience)
@@ -242,6 +244,13 @@ def _class_on(ask: Ask, identity: str, node: Node, prefer: Literal["exact", "spe
         same_identity=node.identity == identity,
         prefer=prefer,
     )
+
+
+def _able(pause: Pause) -> set[tuple[str, int]]:
+    """Return the (node, epoch) that could take this request now and have not failed it."""
+    model = pause.record.model
+    able = policy.eligible(pause.context.table.usable(model), model, 0.0)
+    return {(node.id, node.epoch) for node in able} - pause.failed
 
 
 def _is_back(pause: Pause, name: str) -> bool:

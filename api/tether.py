@@ -30,7 +30,8 @@ class Tether:
         """End the tie; a read in progress ends now, a later one at its beginning."""
         if not self.cause:
             self.cause = cause
-            if self._scope is not None:
+            # A read that has just run out of time ends by itself, and can no longer be hurried.
+            if self._scope is not None and not self._scope.expired():
                 self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def hold(self, ask: Callable[[], Awaitable[T]], timeout: float) -> T:

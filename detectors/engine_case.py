@@ -9,6 +9,8 @@ from detectors.measures import Usual
 
 _FRESH_S = 1.0
 """Age up to which a report still says whether work is pending."""
+_LONGEST_S = 5.0
+"""Deadline no load lifts a probe's above, unless the setting itself is longer."""
 _PAUSE_S = 0.25
 """Pause between probes that are asked for by others or by a stall."""
 
@@ -80,8 +82,10 @@ class EngineCase:
             return
         load = (report.running + report.waiting) / self._slots
         base = docket.rules.probe_deadline_s * (1 + load)
-        # A node that usually is slow gets more time, but not without end.
-        self._probe_deadline = min(max(base, 2 * self._usual_probe.seconds), 3 * base)
+        # A node that usually is slow gets more time, but not without end; nor does a long queue excuse a
+        # standing engine: behind one that works the counter moves, and then a late probe proves nothing.
+        longest = max(docket.rules.probe_deadline_s, _LONGEST_S)
+        self._probe_deadline = min(max(base, 2 * self._usual_probe.seconds), 3 * base, longest)
         self._probing, self._probe_void, self._probe_from = True, False, docket.now + delay_s
         docket.decide(Probe(self._probe_deadline, delay_s))
 

@@ -128,9 +128,11 @@ class ProbeLate:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """The engine could not be reached, broke off, or answered 5xx."""
+    """The engine could not be reached, broke off, answered 5xx, or answered without a token."""
 
     detail: str
+    answered: bool = False
+    """Whether the engine itself answered: then at least the way to it is right."""
 
 
 @dataclass(frozen=True, slots=True)

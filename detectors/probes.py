@@ -10,7 +10,7 @@ import aiohttp
 
 from detectors.evidence import ProbeFailed, ProbeLate, ProbeNeutral, ProbePassed
 from engines import connect
-from engines.base import EngineError, EngineRejected, EngineTimeout
+from engines.base import EngineError, EngineMute, EngineRejected, EngineTimeout
 
 _SLACK_S = 0.5
 """Time beyond the deadline for the adapter to abort a late probe in the engine."""
@@ -33,7 +33,9 @@ async def probe(
     except EngineRejected as error:
         if 400 <= error.status < 500:
             return ProbeNeutral(f"HTTP {error.status}")
-        return ProbeFailed(f"HTTP {error.status}")
+        return ProbeFailed(f"HTTP {error.status}", answered=True)
+    except EngineMute as error:
+        return ProbeFailed(str(error), answered=True)
     except EngineError as error:
         return ProbeFailed(f"{type(error).__name__}: {error}"[:200])
     return ProbePassed(time.monotonic() - began)

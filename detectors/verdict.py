@@ -112,7 +112,8 @@ class Judge:
                 self._engine.probe_over()
             case ev.ProbeLate(detail):
                 self._probe_bad(detail, late=True)
-            case ev.ProbeFailed(detail):
+            case ev.ProbeFailed(detail, answered):
+                self._engine.reached = self._engine.reached or answered
                 self._probe_bad(detail, late=False)
             case ev.TokensSeen():
                 self._engine.moved()

@@ -32,12 +32,15 @@ from detectors.verdict import JUDGED, Judge
 from recovery import events, registry
 from recovery.errors import StaleEpoch, StoreUnavailable, UnknownNode
 from recovery.registry import Node, NodeState
+from recovery.stopping import stop_tasks
 
 _HEARTBEAT_S = 1.0
 _NO_LINK_S = 0.05
 _LEAST_S = 0.005
 _SETTLE_S = 1.5
 """Age of our own last write up to which a differing registry entry may just have been read before it."""
+_BEHIND_S = 3.0
+"""How long the registry may show an older epoch than the one judged before it is taken at its word."""
 _HELD_S = 5.0
 """Least time between two log lines about verdicts held back."""
 _OWN = JUDGED | {NodeState.DEAD}
@@ -54,9 +57,11 @@ class Watch:
         self.judge = self._judge_for(node, None)
         self._link = Link(node.id, node.agent, fleet.token, fleet.sentinel, self.take)
         self._outbox = Outbox(self._publish)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._broken: asyncio.Future[None] | None = None
         self._looking_up = False
         self._held_at = -_HELD_S
+        self._behind_since: float | None = None
         self._verdict = Posting(0, Dead("unknown", "", proof=True))
         """The last one, in case Redis loses it."""
         if node.state is NodeState.DEAD:
@@ -67,16 +72,17 @@ class Watch:
             self._outbox.put(self._verdict)
 
     async def run(self) -> None:
-        """Watch."""
+        """Watch; whatever breaks in a part comes out here."""
+        # No TaskGroup: it cancels each part once, and a part that loses that one cancel would never end.
+        self._tasks, self._broken = set(), asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                for part in (self._link.run(), self._beat(), self._probe_now_and_then(), self._report()):
-                    tasks.create_task(part)
-                tasks.create_task(self._outbox.run())
+            for part in (self._link.run, self._beat, self._probe_now_and_then, self._report, self._outbox.run):
+                self._start(part())
+            await self._broken
         finally:
-            self._tasks = None
+            tasks, self._tasks = self._tasks, None
             self._fleet.blindness.forget(self._node.id)
+            await stop_tasks(*tasks)
 
     def take(self, evidence: Evidence) -> None:
         """Have the judge weigh something."""
@@ -88,10 +94,18 @@ class Watch:
             self._link.reconnect(node.agent)
         self._node = node
         judge = self.judge
+        behind, self._behind_since = self._behind_since, None
         if node.epoch > judge.epoch:
             log.info("sentinel.new_epoch", node=node.id, epoch=node.epoch, state=node.state.value)
             self.judge = self._judge_for(node, judge)
-        elif node.epoch < judge.epoch or (node.state, node.weight) == (judge.state, judge.weight):
+        elif node.epoch < judge.epoch:
+            # A read that crossed a newer one is over at once; if it stays so, Redis lost the fence we have seen.
+            now = time.monotonic()
+            self._behind_since = now if behind is None else behind
+            if now - self._behind_since > _BEHIND_S:
+                log.warning("sentinel.epoch_lost", node=node.id, epoch=node.epoch, known=judge.epoch)
+                self.judge = self._judge_for(node, judge)
+        elif (node.state, node.weight) == (judge.state, judge.weight):
             return
         elif node.state not in _OWN or judge.state not in _OWN or node.state is NodeState.DEAD:
             if node.state is not judge.state:
@@ -163,8 +177,17 @@ class Watch:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:
             work.close()
-        else:
-            self._tasks.create_task(work)
+            return
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._tasks is not None:
+            self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
 
     async def _confirm(self, judge: Judge, deadline_s: float) -> None:
         answer = await ask_status(self._node.id, self._node.agent, self._fleet.token, deadline_s)

@@ -16,6 +16,7 @@ class EngineError(Exception):
     EngineError
     ├── EngineUnreachable   the request never reached the engine (refused, unresolved): free to repeat
     ├── EngineBroken        the answer ended without a terminal frame, or was not an answer
+    │   └── EngineMute      it was an answer, but without the token it should hold
     ├── EngineTimeout       nothing came before the deadline
     └── EngineRejected      the engine answered 4xx/5xx: its status and body, unchanged
     """
@@ -27,6 +28,10 @@ class EngineUnreachable(EngineError):
 
 class EngineBroken(EngineError):
     """The engine ended its answer without a terminal frame."""
+
+
+class EngineMute(EngineBroken):
+    """The engine answered without generating anything."""
 
 
 class EngineTimeout(EngineError):

@@ -19,6 +19,7 @@ from engines.base import (
     Chunk,
     EngineBroken,
     EngineError,
+    EngineMute,
     EngineRejected,
     EngineTimeout,
     EngineUnreachable,
@@ -135,7 +136,7 @@ class LlamaCpp:
         answer = await self._ask("POST", "/completion", fields, timeout)
         tokens = answer.get("tokens")
         if not tokens:
-            raise EngineBroken("the engine answered a probe without a token")
+            raise EngineMute("the engine answered a probe without a token")
         return int(tokens[0])
 
     async def progress(self, timeout: float) -> Progress:

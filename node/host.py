@@ -195,7 +195,12 @@ class Host:
             try:
                 tokens = await engine.generate_a_little()
             except (EngineError, TimeoutError) as error:
-                raise WarmUpFailed(f"node {self.node}: warm-up failed: {error or 'no answer in time'}") from error
+                message = f"node {self.node}: warm-up failed: {error or 'no answer in time'}"
+                # An engine that cannot generate is none: whoever asks for one next gets another.
+                engine.ending = True
+                self.fail(epoch, message)
+                await self._discard()
+                raise WarmUpFailed(message) from error
             self._warm = (engine.record, tokens, round((time.monotonic() - began) * 1_000))
         return self._warm[1:]
 

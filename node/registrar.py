@@ -8,7 +8,7 @@ import structlog
 
 from recovery import registry
 from recovery.errors import StaleEpoch, StoreUnavailable, UnknownNode
-from recovery.registry import NodeState
+from recovery.registry import Node, NodeState
 from recovery.store import Store
 
 _CHECK_S = 2.0
@@ -39,6 +39,8 @@ class Registrar:
         self._away = False
         self._known = False
         self._lost = False
+        self._behind = False
+        """Whether the last look found the entry behind our epoch: once may be our own haste, twice is a loss."""
 
     def announce(self) -> None:
         """Have the entry written, now or as soon as Redis is back."""
@@ -82,36 +84,39 @@ class Registrar:
         self._due.clear()
         began = time.monotonic()
         try:
-            known = await self._is_known()
-            if self._known and not known:
+            entry = await self._entry()
+            if self._known and entry is None:
                 self._forgotten()
             epoch, fields = self._describe()
-            # Redis may have come back empty: the sentinel goes on from STARTING.
+            # Redis may have come back empty, or as it was an epoch ago: the sentinel goes on from STARTING.
+            known = entry is not None and entry.epoch >= epoch
             fresh: Fields = {} if known else {"state": NodeState.STARTING.value, "weight": 0.0}
             await registry.register(self._store, self._node, epoch, {**fields, **fresh})
         except BaseException:
             self._due.set()
             raise
-        self._known, self._lost = True, False
+        self._known, self._lost, self._behind = True, False, False
         if not self._due.is_set():
             self._written.set()
         log.info("node.registered", node=self._node, epoch=epoch, ms=round((time.monotonic() - began) * 1_000))
 
     async def _check(self) -> None:
-        if not await self._is_known():
+        entry, (epoch, _) = await self._entry(), self._describe()
+        # Epochs come from Redis alone: an entry of an older one means that its last writes were lost, jobs included.
+        before, self._behind = self._behind, entry is not None and entry.epoch < epoch
+        if entry is None or (before and self._behind):
             self._forgotten()
             self.announce()
 
     def _forgotten(self) -> None:
         """Told again with every try until the entry is written: the node may have been busy the first time."""
         if not self._lost:
-            log.warning("registry.forgotten", node=self._node)
+            log.warning("registry.forgotten", node=self._node, hint="Redis lost what it knew of this node")
         self._lost = True
         self._on_forgotten()
 
-    async def _is_known(self) -> bool:
+    async def _entry(self) -> Node | None:
         try:
-            await registry.get(self._store, self._node)
+            return await registry.get(self._store, self._node)
         except UnknownNode:
-            return False
-        return True
+            return None

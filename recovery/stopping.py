@@ -18,17 +18,30 @@ _ROUND_S = 0.25
 
 
 async def stop_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until they have ended, for 5 s at most; their results and errors are dropped."""
+    """Cancel tasks until they have ended, for 5 s at most; their results and errors are dropped.
+
+    A caller that is itself cancelled meanwhile still ends them, and is cancelled then.
+    """
     pending = {task for task in tasks if not task.done()}
+    cancelled = False
     for _ in range(_ROUNDS):
         if not pending:
             break
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_ROUND_S)
+        try:
+            await asyncio.wait(pending, timeout=_ROUND_S)
+        except asyncio.CancelledError:
+            # Whoever ends us asks again, too: to go now would leave the tasks without an owner.
+            cancelled = True
+        pending = {task for task in pending if not task.done()}
     for task in pending:
         log.error("task.does_not_stop", task=repr(task))
-    await asyncio.gather(*(task for task in tasks if task.done()), return_exceptions=True)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:

@@ -90,9 +90,12 @@ class Dispatcher:
             pause = min(pause * 2, _PAUSE_MAX_S)
 
     async def reconcile(self) -> None:
-        """Run the reconciler for ever."""
+        """Run the reconciler for ever; a record nobody can read must not cost the other jobs their dispatcher."""
         while True:
-            await self.reconciler.tick()
+            try:
+                await self.reconciler.tick()
+            except Exception:
+                log.exception("reconciler.failed")
             await asyncio.sleep(TICK_S)
 
     async def handle(self, event: Event) -> None:

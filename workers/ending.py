@@ -37,13 +37,17 @@ async def _fail(store: Store, job: Job, reason: str, *, operator: bool) -> None:
     state = NodeState.NEEDS_OPERATOR if operator else NodeState.QUARANTINED
     # A node that is back serves; only what comes after its warm-up went wrong.
     recovered = "warm_up" in job.steps and job.steps["warm_up"].state == "succeeded"
+    final = JobState.NEEDS_OPERATOR if operator else JobState.FAILED
     if not recovered and not superseded_by(job):
         try:
             epoch = job.new_epoch or await leases.fence(store, job.node, job.epoch, job.id)
             await registry.set_state(store, job.node, epoch, state, job=job.id, detail=reason)
         except StaleEpoch as error:
-            log.info("job.node_moved_on", job=job.id, node=job.node, epoch=job.epoch, current=error.current)
-    ended = await jobs.end(store, job, JobState.NEEDS_OPERATOR if operator else JobState.FAILED, reason)
+            # Somebody else has it in hand; whatever went wrong here is of no consequence any more.
+            final, reason = JobState.CANCELLED, f"the node moved on to epoch {error.current} by itself; {reason}"
+    ended = await jobs.end(store, job, final, reason)
     await limits.give_back(store, TAKEOVERS, job.id)
-    if ended:
+    if ended and final is JobState.CANCELLED:
+        log.warning("job.overtaken", job=job.id, node=job.node, epoch=job.epoch, reason=reason)
+    elif ended:
         log.error("job.failed", job=job.id, node=job.node, epoch=job.epoch, state=state.value, reason=reason)

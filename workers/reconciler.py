@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from recovery import jobs, limits
+from recovery import jobs, limits, registry
 from recovery.errors import StepLost, StoreUnavailable, UnbrokenError
 from recovery.jobs import Job, StepPlan
+from recovery.registry import NodeState
 from recovery.store import Store, available
 from workers import ending
 from workers.context import PERMIT_MS, TAKEOVERS
@@ -25,6 +26,11 @@ _PAUSE_S = (1.5, 3.0, 6.0, 12.0, 30.0)
 """Pauses between nudges for the same standing of a step: busy workers must not drown in messages."""
 _LENIENCE_S = 15.0
 """After Redis was away no step is called late for this long: nobody could work."""
+_NODES_EVERY_S = 2.0
+_STRANDED_S = 10.0
+"""Time a node may wait for a recovery that nobody has begun, e.g. because its message or its job was lost."""
+_IN_RECOVERY = frozenset({NodeState.DEAD, NodeState.RECOVERING, NodeState.WARMING})
+"""States that only a live job ends."""
 
 
 @dataclass(slots=True)
@@ -42,9 +48,12 @@ class Reconciler:
     nudger: Nudger
     _nudged: dict[tuple[str, str], _Nudged] = field(default_factory=dict)
     _lenient_until: float = 0.0
+    _nodes_at: float = 0.0
+    _alone: dict[tuple[str, int], float] = field(default_factory=dict)
+    """(node, epoch) in recovery without a job → since when."""
 
     async def tick(self) -> None:
-        """Look once at every live job. Never raises for a Redis that is away."""
+        """Look once at every live job, now and then for nodes that lack one. Never raises for a Redis that is away."""
         try:
             now_ms = await _now_ms(self.store)
             live = await jobs.live(self.store)
@@ -55,8 +64,12 @@ class Reconciler:
                     raise
                 except (UnbrokenError, ValueError, KeyError) as error:
                     log.exception("reconciler.job_unclear", job=job.id, error=repr(error))
+            if time.monotonic() >= self._nodes_at:
+                self._nodes_at = time.monotonic() + _NODES_EVERY_S
+                await self._look_for_stranded({job.node for job in live})
         except StoreUnavailable as error:
             self._lenient_until = time.monotonic() + _LENIENCE_S
+            self._alone.clear()
             log.warning("reconciler.store_away", error=str(error))
             return
         names = {job.id for job in live}
@@ -82,6 +95,25 @@ class Reconciler:
             elif self._due(job, plan, now_ms):
                 log.info("job.nudged", job=job.id, node=job.node, epoch=job.epoch, step=plan.name)
                 await self.nudger.send(job, plan)
+
+    async def _look_for_stranded(self, recovering: set[str]) -> None:
+        """Begin the recovery that a node has waited for in vain."""
+        now = time.monotonic()
+        alone = {
+            (node.id, node.epoch): node
+            for node in await registry.all_nodes(self.store)
+            if node.state in _IN_RECOVERY and node.id not in recovering
+        }
+        self._alone = {key: self._alone.get(key, now) for key in alone}
+        for (name, epoch), node in alone.items():
+            if now - self._alone[name, epoch] < _STRANDED_S:
+                continue
+            self._alone[name, epoch] = now
+            evidence = f"{node.state.value} for {_STRANDED_S:g} s without a live job"
+            job, created = await jobs.create(
+                self.store, name, epoch, cause=node.cause or "stranded", evidence=evidence, started_by="reconciler"
+            )
+            log.error("node.stranded", node=name, epoch=epoch, job=job.id, created=created, evidence=evidence)
 
     def _late(self, job: Job, plan: StepPlan, now_ms: int) -> bool:
         began = job.steps[plan.name].began_ms

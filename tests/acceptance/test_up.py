@@ -30,7 +30,7 @@ async def test_demo_shows_a_whole_answer_and_ends_well(tmp_path: Path, env: dict
     async with unbroken("demo", "--once", "--json", "out.json", env=env, cwd=tmp_path) as demo:
         assert await demo.ended(180) == 0, demo.output
     figures = json.loads((tmp_path / "out.json").read_text())
-    assert figures["streams"] == 4
+    assert figures["streams"] == 3
     assert figures["streams_on_killed_engine"] >= 1
     assert (figures["lost"], figures["duplicated"], figures["mismatched"]) == (0, 0, 0)
     assert figures["gap_ms"] > 0

@@ -38,7 +38,7 @@ class FakeAgent(rpc.AgentServicer):
         self.status_calls = 0
         self.port = 0
         self._server: grpc.aio.Server | None = None
-        self._open: set[asyncio.Queue[pb.Beat]] = set()
+        self._open: set[asyncio.Queue[pb.Beat | None]] = set()
         self._holder = f"fake-{node}"
         self._renewing: asyncio.Task[None] | None = None
 
@@ -97,18 +97,24 @@ class FakeAgent(rpc.AgentServicer):
         for out in self._open:
             out.put_nowait(pb.Beat(notice=notice))
 
+    def break_streams(self) -> None:
+        """End every open stream as a transport would, not the agent."""
+        for out in self._open:
+            out.put_nowait(None)
+
     async def Watch(  # noqa: N802 - the name in the protocol
         self, requests: AsyncIterator[pb.Ping], context: "grpc.aio.ServicerContext[pb.Ping, pb.Beat]"
     ) -> AsyncIterator[pb.Beat]:
         """Answer pings."""
         await self._check(context)
-        out: asyncio.Queue[pb.Beat] = asyncio.Queue(1_000)
+        out: asyncio.Queue[pb.Beat | None] = asyncio.Queue(1_000)
         self._open.add(out)
         self.streams += 1
         reading = asyncio.create_task(self._read(requests, out))
         try:
-            while True:
-                yield await out.get()
+            while (beat := await out.get()) is not None:
+                yield beat
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Too many pings")
         finally:
             self._open.discard(out)
             reading.cancel()
@@ -129,7 +135,7 @@ class FakeAgent(rpc.AgentServicer):
         if self.token and presented != f"Bearer {self.token}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong agent token")
 
-    async def _read(self, requests: AsyncIterator[pb.Ping], out: asyncio.Queue[pb.Beat]) -> None:
+    async def _read(self, requests: AsyncIterator[pb.Ping], out: asyncio.Queue[pb.Beat | None]) -> None:
         late: set[asyncio.Task[None]] = set()
         try:
             async for ping in requests:
@@ -145,7 +151,7 @@ class FakeAgent(rpc.AgentServicer):
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _answer_late(self, ping: pb.Ping, out: asyncio.Queue[pb.Beat]) -> None:
+    async def _answer_late(self, ping: pb.Ping, out: asyncio.Queue[pb.Beat | None]) -> None:
         await asyncio.sleep(self.pong_delay_s)
         if not self.silent:
             out.put_nowait(self._pong(ping))

@@ -33,6 +33,8 @@ class Script:
     nothing_left: bool = True
     reclaim_detail: str = ""
     warm_up_s: float = 0.0
+    warm_up_errors: list[str] = field(default_factory=list)
+    """Messages of the next warm-ups that fail; each takes its engine with it."""
 
 
 class FakeNodeAgent(AgentServicer):
@@ -120,6 +122,9 @@ class FakeNodeAgent(AgentServicer):
         """Say that the engine generated."""
         await self._admit("WarmUp", request, context)
         await asyncio.sleep(self.script.warm_up_s)
+        if self.script.warm_up_errors:
+            self._start = None
+            await context.abort(grpc.StatusCode.ABORTED, self.script.warm_up_errors.pop(0))
         return WarmUpReply(tokens=8, took_ms=1)
 
     async def _start_engine(self) -> StartReply:

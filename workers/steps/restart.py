@@ -24,12 +24,13 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
     newer = superseded_by(job)
     if newer:
         raise Skip(f"the node moved on to epoch {newer} by itself")
+    return await start_engine(context, job, f"{job.id}:{context.attempt}", job.steps["restart"].error)
+
+
+async def start_engine(context: Context, job: Job, try_id: str, last: str) -> dict[str, Any]:
+    """Start an engine as one try of the restart budget; `last` says why the one before failed. Raises as `run`."""
     rules = context.settings.limits
-    spent = await limits.spend(
-        context.store, budget_name(job.node), f"{job.id}:{context.attempt}", rules.restarts, rules.restart_period_s
-    )
-    if not spent:
-        last = job.steps["restart"].error
+    if not await limits.spend(context.store, budget_name(job.node), try_id, rules.restarts, rules.restart_period_s):
         raise StepFailed(
             f"restart budget used up: {rules.restarts} engine starts in {rules.restart_period_s:g} s"
             + (f"; the last one: {last}" if last else "")

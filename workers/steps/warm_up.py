@@ -6,13 +6,16 @@ from recovery import limits, registry
 from recovery.errors import StepFailed
 from recovery.jobs import Job
 from recovery.registry import NodeState
-from workers.agents import Agent, AgentAway
+from workers.agents import Agent, AgentAway, AgentRefused
 from workers.context import TAKEOVERS, Context, Skip, Wait
 from workers.ending import superseded_by
+from workers.steps.restart import start_engine
 
 
 async def run(context: Context, job: Job) -> dict[str, Any]:
     """Have the agent warm the engine up, hand the node to probation and return the takeover permit.
+
+    An engine that cannot do it is replaced, as far as the restart budget goes.
 
     Raises Wait (agent away), AgentRefused (a generation failed), StaleEpoch, StepFailed.
     """
@@ -20,8 +23,14 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
     if newer:
         raise Skip(f"the node moved on to epoch {newer} by itself")
     node = await registry.get(context.store, job.node)
+    agent = Agent(node.agent, job.node, job.new_epoch, job.id, context.token)
     try:
-        reply = await Agent(node.agent, job.node, job.new_epoch, job.id, context.token).warm_up()
+        try:
+            reply = await agent.warm_up()
+        except AgentRefused as error:
+            # It died or froze after its start: no repetition would mend it, another engine may.
+            await start_engine(context, job, f"{job.id}:warm_up:{context.attempt}", str(error))
+            reply = await agent.warm_up()
     except AgentAway as error:
         raise Wait(str(error)) from error
     changed = await registry.set_state(

@@ -32,7 +32,7 @@ async def test_a_probe_tells_serving_stuck_and_gone_apart(tmp_path: Path) -> Non
 async def test_a_refusal_is_neutral_an_engines_error_is_not(
     status: int, kind: type[ProbeNeutral | ProbeFailed]
 ) -> None:
-    """4xx speaks of our request, 5xx of the engine."""
+    """4xx speaks of our request, 5xx of the engine, which was reached: it counts from the first probe on."""
 
     async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
@@ -42,7 +42,9 @@ async def test_a_refusal_is_neutral_an_engines_error_is_not(
     port = free_port()
     server = await asyncio.start_server(refuse, "127.0.0.1", port)
     async with server, aiohttp.ClientSession() as session:
-        assert isinstance(await probe("llamacpp", f"http://127.0.0.1:{port}", session, 2.0), kind)
+        said = await probe("llamacpp", f"http://127.0.0.1:{port}", session, 2.0)
+    assert isinstance(said, kind)
+    assert getattr(said, "answered", True)
 
 
 async def test_an_unknown_engine_kind_is_neutral() -> None:

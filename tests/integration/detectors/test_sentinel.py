@@ -17,7 +17,7 @@ from protocol import unbroken_pb2 as pb
 from recovery import events, leases, registry
 from recovery.config import Settings, load
 from recovery.registry import NodeState
-from recovery.store import EVENTS, HEARTBEATS, Store
+from recovery.store import EVENTS, HEARTBEATS, Store, node_key
 from tests.rigs.fake_agent import FakeAgent, fake_agent
 from tests.rigs.valkey import Valkey
 
@@ -102,6 +102,30 @@ async def test_an_engine_down_notice_becomes_a_verdict(redis_url: str, store: St
     assert before_ms <= int(verdict.fields["detected_ms"]) <= int(time.time() * 1_000)
     assert verdict.fields["sentinel"]
     assert (node.weight, node.cause) == (0.0, "process_exit")
+
+
+async def test_a_death_whose_fence_redis_lost_is_told_again(redis_url: str, store: Store, agent: FakeAgent) -> None:
+    """Redis came back before the death: no job, no fence, and the node ALIVE although its engine is gone."""
+    await agent.join(store)
+    async with sentinel(redis_url):
+        await until_state(store, NodeState.ALIVE)
+        keys = (node_key("a"), node_key("a", "epoch"), node_key("a", "lease"))
+        before = {key: await store.raw.dump(key) for key in keys}
+        agent.report.phase, agent.report.ready = pb.PHASE_DOWN, False
+        agent.notify(pb.NOTICE_KIND_ENGINE_DOWN, "process_exit", "pidfd")
+        await until_state(store, NodeState.DEAD)
+        await leases.fence(store, "a", 1, "a.1")
+        await events.publish(store, events.Kind.NODE_STATE, {"node": "a", "epoch": 2, "state": "RECOVERING"})
+        with structlog.testing.capture_logs() as logs:
+            await until(lambda: any(entry["event"] == "sentinel.new_epoch" for entry in logs))
+        # When Redis forgets all of it
+        await store.redis.delete(EVENTS)
+        for key, value in before.items():
+            await store.raw.restore(key, 0, value, replace=True)
+        # Then
+        await until_state(store, NodeState.DEAD)
+        (verdict, *_) = await until(lambda: read_events(store, events.Kind.NODE_DEAD))
+    assert (verdict.epoch, verdict.fields["cause"]) == (1, "process_exit")
 
 
 async def test_a_silent_agent_is_dead_by_its_link(redis_url: str, store: Store, agent: FakeAgent) -> None:

@@ -302,6 +302,40 @@ async def test_a_fenced_node_begins_anew_when_redis_has_forgotten_it(redis_url: 
         assert (await agent.serving()).epoch == 3
 
 
+async def test_a_fenced_node_begins_anew_when_redis_has_lost_its_fence(redis_url: str, tmp_path: Path) -> None:
+    """A Redis that came back a second behind knows neither fence nor job: nobody would ever command the node."""
+    async with running_agent(redis_url, tmp_path) as agent:
+        await agent.serving()
+        before = {key: await agent.store.raw.dump(key) for key in (node_key("a", "epoch"), node_key("a"))}
+        await fence_in_redis(agent, 1)
+        await agent.phase(pb.PHASE_FENCED, 10)
+        for key, value in before.items():
+            await agent.store.raw.restore(key, 0, value, replace=True)
+
+        assert (await agent.serving()).epoch == 3
+
+
+async def test_an_engine_that_died_before_its_warm_up_is_replaced_by_the_next_start(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """The warm-up is refused, and the same epoch gets a fresh engine."""
+    async with running_agent(redis_url, tmp_path) as agent:
+        await agent.serving()
+        command = agent.command(await fence_in_redis(agent, 1))
+        stub = await agent.stub()
+        await stub.Reclaim(command, timeout=30)
+        started = await stub.Start(command, timeout=60)
+        os.kill(started.engine_pid, signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.WarmUp(command, timeout=30)
+        assert refused.value.code() in (grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION)
+
+        again = await stub.Start(command, timeout=60)
+
+        assert again.engine_pid != started.engine_pid
+        assert (await stub.WarmUp(command, timeout=60)).tokens >= 4
+
+
 async def test_an_engine_serves_on_while_redis_is_away(own_valkey: Valkey, tmp_path: Path) -> None:
     """Requirements D12; the lease is taken again once Redis is back, and so is an agent's boot."""
     async with running_agent(own_valkey.url, tmp_path, lease__lease_timeout_ms=1_500) as agent:

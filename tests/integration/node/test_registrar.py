@@ -75,6 +75,27 @@ async def test_an_emptied_redis_is_noticed_even_while_writes_are_refused(store: 
     assert (await registry.get(store, "a")).epoch == 2
 
 
+async def test_a_redis_that_came_back_an_epoch_behind_is_taught_the_node_anew(store: Store) -> None:
+    """It lost its last writes, the recovery among them: the entry goes on from STARTING, under the new epoch."""
+    await leases.boot(store, "a", "me", 0, 0, 60_000)
+    async with Described(store, 1).running() as node:
+        node.registrar.announce()
+        assert await node.registrar.settled(5)
+        await registry.set_state(store, "a", 1, NodeState.DEAD)
+        # When a recovery has come and gone that Redis knows nothing of any more
+        node.epoch, node.fields["engine_url"] = 2, "http://127.0.0.1:2"
+
+        async def told() -> bool:
+            return node.forgotten >= 1
+
+        await until(told)
+        await leases.renew(store, "a", "me", 2, 60_000)
+        assert await node.registrar.settled(10)
+
+    written = await registry.get(store, "a")
+    assert (written.epoch, written.state, written.engine_url) == (2, NodeState.STARTING, "http://127.0.0.1:2")
+
+
 async def test_a_write_waits_for_redis_to_come_back(own_valkey: Valkey) -> None:
     """Nothing is lost by an absence."""
     store = Store(own_valkey.url, 300)

@@ -1,5 +1,6 @@
 """The reconciler on a real server without any worker: what it ends, what it asks for, what it leaves alone."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -9,10 +10,11 @@ import pytest
 from recovery import jobs, leases, limits, registry
 from recovery.jobs import Job, JobState, StepPlan
 from recovery.registry import NodeState
-from recovery.store import Store
+from recovery.stopping import stop_tasks
+from recovery.store import Store, job_key
 from tests.rigs.valkey import Valkey
 from tests.rigs.workers import until
-from workers import ending
+from workers import dispatcher, ending, reconciler
 from workers.context import PERMIT_MS, TAKEOVERS
 from workers.nudge import Nudger
 from workers.reconciler import Reconciler
@@ -133,6 +135,19 @@ async def test_a_job_that_failed_before_its_fence_leaves_its_node_fenced(plain: 
     assert (await registry.get(plain, "a")).state is NodeState.QUARANTINED
 
 
+async def test_a_job_whose_node_moved_on_is_cancelled_and_its_node_left_alone(plain: Store) -> None:
+    """Its step was stale: a newer recovery, or the agent itself, has the node in hand."""
+    job = await fenced_job(plain)
+    newer = await leases.fence(plain, "a", job.new_epoch, "other")
+    _, attempt = await jobs.begin_step(plain, job, RECLAIM, "w")
+    await jobs.end_step(plain, job.id, "reclaim", attempt, "failed", {}, "stale")
+    assert await ending.settle(plain, await jobs.get(plain, job.id))
+    ended = await jobs.get(plain, job.id)
+    assert ended.state is JobState.CANCELLED
+    assert f"moved on to epoch {newer}" in ended.error
+    assert (await registry.get(plain, "a")).state is NodeState.RECOVERING
+
+
 async def test_no_step_is_called_late_right_after_redis_was_away(own_valkey: Valkey) -> None:
     """Nobody could have worked meanwhile."""
     store = Store(own_valkey.url, 300)
@@ -150,3 +165,62 @@ async def test_no_step_is_called_late_right_after_redis_was_away(own_valkey: Val
         )
     finally:
         await store.aclose()
+
+
+@pytest.mark.parametrize("state", ["DEAD", "RECOVERING", "WARMING"])
+async def test_a_node_that_waits_for_a_recovery_nobody_began_gets_one(
+    plain: Store, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event or its job was lost; after a while, and not before, a job is created."""
+    monkeypatch.setattr(reconciler, "_STRANDED_S", 0.5)
+    monkeypatch.setattr(reconciler, "_NODES_EVERY_S", 0.0)
+    epoch = (await leases.boot(plain, "a", "h", 0, 0, 5_000)).epoch
+    await registry.register(plain, "a", epoch, {"state": state})
+    judge = Reconciler(plain, cast("Nudger", FakeNudger()))
+    await judge.tick()
+    assert await jobs.live(plain) == []
+
+    async def begun() -> bool:
+        await judge.tick()
+        return bool(await jobs.live(plain))
+
+    await until(begun, "a job for the node")
+    (job,) = await jobs.live(plain)
+    assert (job.id, job.started_by) == (jobs.job_id("a", epoch), "reconciler")
+    assert state in job.evidence
+
+
+async def test_a_node_whose_job_is_under_way_is_left_to_it(plain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes."""
+    monkeypatch.setattr(reconciler, "_STRANDED_S", 0.0)
+    monkeypatch.setattr(reconciler, "_NODES_EVERY_S", 0.0)
+    job = await fenced_job(plain)
+    judge = Reconciler(plain, cast("Nudger", FakeNudger()))
+    await judge.tick()
+    await judge.tick()
+    assert [found.id for found in await jobs.newest(plain)] == [job.id]
+
+
+async def test_a_record_nobody_can_read_does_not_end_the_reconciler(
+    plain: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on once the record is mended; a dispatcher that ends would take all other jobs with it."""
+    monkeypatch.setattr(dispatcher, "TICK_S", 0.02)
+    job = await fenced_job(plain)
+    key = job_key(job.id)
+    good = await plain.redis.hget(key, "step:reclaim")
+    await plain.redis.hset(key, "step:reclaim", "{")
+    nudger = FakeNudger()
+    judge = Reconciler(plain, cast("Nudger", nudger))
+    work = asyncio.create_task(dispatcher.Dispatcher(plain, cast("Nudger", nudger), judge).reconcile())
+    try:
+        done, _ = await asyncio.wait({work}, timeout=0.2)
+        assert not done
+        await (plain.redis.hset(key, "step:reclaim", good) if good else plain.redis.hdel(key, "step:reclaim"))
+
+        async def asked() -> bool:
+            return "reclaim" in nudger.sent
+
+        await until(asked, "the reconciler asks for the step")
+    finally:
+        await stop_tasks(work)

@@ -92,6 +92,30 @@ async def test_requests_without_a_peer_wait_for_their_node_and_then_get_it(store
         ]
 
 
+async def test_an_engine_that_dies_while_it_warms_up_is_replaced(store: Store, new_node: NewNode) -> None:
+    """No repetition of the warm-up would mend it: the step starts another engine under the same epoch."""
+    name = new_node()
+    async with fake_node(store, name, Script(warm_up_errors=["the engine died"])) as agent:
+        job = await ended(store, await report_death(store, name, agent.epoch))
+
+        assert (job.state, job.error) == (JobState.SUCCEEDED, "")
+        assert agent.starts == 2
+        assert [call for call, _ in agent.calls if call != "Fence"] == ["Reclaim", "Start", "WarmUp", "Start", "WarmUp"]
+        assert (await registry.get(store, name)).state is NodeState.PROBATION
+
+
+async def test_engines_that_never_warm_up_are_not_replaced_for_ever(store: Store, new_node: NewNode) -> None:
+    """The restart budget ends it, and the reason names the last failure."""
+    name = new_node()
+    async with fake_node(store, name, Script(warm_up_errors=["the engine died"] * 20)) as agent:
+        job = await ended(store, await report_death(store, name, agent.epoch))
+
+        assert job.state is JobState.FAILED
+        assert "restart budget used up" in job.error
+        assert "the engine died" in job.error
+        assert (await registry.get(store, name)).state is NodeState.QUARANTINED
+
+
 async def test_two_reports_of_one_death_lead_to_one_job(store: Store, new_node: NewNode) -> None:
     """Whoever asks, a (node, epoch) is recovered once."""
     name = new_node()

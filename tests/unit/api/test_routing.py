@@ -117,3 +117,17 @@ async def test_a_cut_tie_stays_cut_and_silence_cuts_too() -> None:
         tied.cut("dead")
         with pytest.raises(Severed, match="dead"):
             await tied.hold(_for_ever, 60)
+
+
+async def test_a_tie_may_be_cut_in_the_very_turn_its_read_runs_out_of_time() -> None:
+    """The verdict often comes just when the silence has lasted long enough: no error, and the verdict is the reason."""
+    table = _table(_node("a"))
+    with table.tied(table.nodes["a"]) as tied:
+        reading = asyncio.create_task(tied.hold(_for_ever, 0))
+        await asyncio.sleep(0)
+        # Queued behind the timer's own callback
+        applied = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: applied.set_result(table.apply(_dead("a", 1))))
+        with pytest.raises(Severed, match="process"):
+            await asyncio.wait_for(reading, 1)
+        await asyncio.wait_for(applied, 1)

@@ -241,6 +241,28 @@ async def test_an_order_to_wait_is_obeyed_although_a_peer_is_free(context: Conte
     assert client.text == "abcd"
 
 
+async def test_an_order_to_wait_ends_when_another_node_turns_up(context: Context) -> None:
+    """Both nodes were down when it was given: the one that is back first continues the answer."""
+    # Given
+    engines = _serve(context, a=[[*_words("ab"), EngineBroken()]], b=[[*_words("cd", 2), _end(2)]])
+    everybody = list(context.table.nodes.values())
+    b_is_down = [everybody[0], replace(everybody[1], state=NodeState.WARMING, weight=0.0)]
+    context.table.take(b_is_down, time.monotonic())
+    client, stream = _FakeClient(), _stream(context)
+    running = asyncio.create_task(stream.run(client))
+    await asyncio.wait_for(client.paused.wait(), 5)
+    stream.offer(Assignment("r1", 0, "wait", "a", 2))
+    done, _ = await asyncio.wait([running], timeout=0.1)
+    assert not done
+    # When
+    context.table.take(everybody, time.monotonic())
+    context.table._engines = {f"fake://{name}": cast("Any", engine) for name, engine in engines.items()}
+    # Then
+    await asyncio.wait_for(running, 2)
+    assert client.text == "abcd"
+    assert len(engines["b"].orders) == 1
+
+
 async def test_a_pause_has_a_deadline(context: Context) -> None:
     """Nobody left: pings, then one error; never a hang without end."""
     _serve(context, a=[[*_words("ab"), EngineBroken()], [EngineUnreachable()], [EngineUnreachable()]] * 3)
@@ -303,3 +325,48 @@ async def test_an_aborted_stream_ends_with_the_error_given(context: Context) -> 
     stream.abort(ApiError(503, "stopping", code="gateway_stopping"))
     with pytest.raises(ApiError, match="stopping"):
         await asyncio.wait_for(running, 5)
+
+
+@pytest.mark.parametrize("done", [0, 1, 20, 49, 50])
+async def test_a_resume_asks_for_what_is_left_of_both_budgets(context: Context, done: int) -> None:
+    """max_tokens 50, min_tokens 40: the client gets 50, whenever the first node died (case G3-02)."""
+    answer = [Chunk(chr(33 + at), (at,)) for at in range(50)]
+    engines = _serve(context, a=[[*answer[:done], EngineBroken()]], b=[[*answer[done:], _end(50 - done)]])
+    client = _FakeClient()
+    await _stream(context, max_tokens=50, min_tokens=40).run(client)
+    assert (client.text, client.reason) == ("".join(chunk.text for chunk in answer), "length")
+    assert client.usage == {"prompt_tokens": 3, "completion_tokens": 50, "total_tokens": 53}
+    asked = [(order.max_tokens, order.min_tokens) for order in engines["b"].orders]
+    assert asked == ([] if done == 50 else [(50 - done, max(40 - done, 0))])
+    assert [list(order.prompt_ids) for order in engines["b"].orders] == [[1, 2, 3, *range(done)]][: len(asked)]
+
+
+async def test_a_penalised_request_is_replayed_with_whole_budgets(context: Context) -> None:
+    """Its penalties count generated tokens: those delivered are generated again, not shown again (case G3-02)."""
+    engines = _serve(context, a=[[*_words("ab"), EngineBroken()]], b=[[*_words("abcd"), _end(4)]])
+    client = _FakeClient()
+    await _stream(context, presence_penalty=1.0, min_tokens=3).run(client)
+    assert (client.text, client.usage["completion_tokens"]) == ("abcd", 4)
+    [order] = engines["b"].orders
+    assert (list(order.prompt_ids), order.max_tokens, order.min_tokens) == ([1, 2, 3], 4, 3)
+
+
+async def test_refusals_say_nothing_about_nodes_and_hide_no_broken_one(context: Context) -> None:
+    """Twenty 400s leave all three nodes in use; between failures they heal nothing (case G4-01)."""
+    refused = [[EngineRejected(400, b"{}")]] * 20
+    good = [[*_words("ab"), _end(2, "stop")]]
+    engines = _serve(context, a=[*refused, [EngineBroken()]], b=[*good, *refused], c=[])
+    for _ in range(20):
+        with pytest.raises(ApiError) as caught:
+            await _stream(context).run(_FakeClient())
+        assert caught.value.status == 400
+    assert {node.id for node in context.table.usable("m")} == {"a", "b", "c"}
+    # When node a breaks, its stream goes on at b
+    client = _FakeClient()
+    await _stream(context).run(client)
+    assert client.text == "ab"
+    # Then a refusal by another node leaves a's standing as it is
+    with pytest.raises(ApiError):
+        await _stream(context).run(_FakeClient())
+    assert "a" not in {node.id for node in context.table.usable("m")}
+    assert len(engines["a"].orders) == 21
