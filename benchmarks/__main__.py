@@ -4,10 +4,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from benchmarks import resume
+from benchmarks import resume, soak
 from benchmarks.report import write
 
-MEASUREMENTS = {"resume": resume}
+MEASUREMENTS = {"resume": resume, "soak": soak}
 
 
 def main() -> None:

@@ -182,8 +182,8 @@ def stack_settings(folder: Path) -> Settings:
     update = {
         "stack": settings.stack.model_copy(update={"state_dir": folder / "state", "flower_port": free_port()}),
         "gateway": settings.gateway.model_copy(update={"port": free_port()}),
-        # Every kill needs two trusted nodes: probation is cut short and the restart budget lifted.
+        # Every kill needs two trusted nodes: probation is cut short and the budget of recoveries lifted.
         "probation": settings.probation.model_copy(update={"hold_s": 0.2, "step": 1.0, "step_interval_s": 0.1}),
-        "limits": settings.limits.model_copy(update={"restarts": 1_000}),
+        "limits": settings.limits.model_copy(update={"recoveries": 1_000}),
     }
     return settings.model_copy(update=update)

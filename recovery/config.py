@@ -145,7 +145,9 @@ class LimitSettings(Section):
     takeovers: Annotated[int, Field(ge=1)] = 4
     """Nodes being reclaimed and restarted at once, cluster-wide."""
     restarts: Annotated[int, Field(ge=1)] = 3
-    """Engine starts per node and `restart_period_s`; then the node is QUARANTINED."""
+    """Engine starts per node and `restart_period_s` that brought no working engine; then the node is QUARANTINED."""
+    recoveries: Annotated[int, Field(ge=1)] = 30
+    """Recoveries per node and `restart_period_s`, the successful ones included; then it is QUARANTINED as well."""
     restart_period_s: Seconds = 600.0
     queue: Annotated[int, Field(ge=1)] = 1_000
     """Requests that may wait for a node, per gateway."""

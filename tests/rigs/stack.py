@@ -69,7 +69,7 @@ def quick_settings(folder: Path, **sections: dict[str, Any]) -> Settings:
         "stack": {"state_dir": folder / "state", "flower_port": free_port()},
         "gateway": {"port": free_port()},
         "probation": {"hold_s": 0.3, "step": 0.5, "step_interval_s": 0.1},
-        "limits": {"restarts": 100},
+        "limits": {"restarts": 100, "recoveries": 1_000},
     }
     for section, values in sections.items():
         base.setdefault(section, {}).update(values)

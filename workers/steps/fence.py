@@ -7,13 +7,13 @@ from typing import Any
 
 import structlog
 
-from recovery import events, leases, limits, registry
+from recovery import events, leases, registry
 from recovery.errors import StaleEpoch, StepFailed, StoreUnavailable, UnknownNode
 from recovery.jobs import Job, set_new_epoch
 from recovery.registry import NodeState
 from workers.agents import Agent, AgentAway, AgentRefused
 from workers.context import Context
-from workers.steps.restart import budget_name
+from workers.steps.restart import forgive
 
 log = structlog.get_logger()
 
@@ -55,4 +55,4 @@ async def _forgive(context: Context, job: Job) -> None:
     except UnknownNode:
         return
     if node.state in _GIVEN_UP:
-        await limits.clear(context.store, budget_name(job.node))
+        await forgive(context, job.node)

@@ -1,4 +1,7 @@
-"""Restart: an engine starts under the new epoch, as often as the node's restart budget allows (D8)."""
+"""Restart: an engine starts under the new epoch, as often as the node's budgets allow (requirements D8).
+
+Starts that bring no working engine are few; an engine that works and dies again is brought back more often.
+"""
 
 from typing import Any
 
@@ -11,9 +14,15 @@ from workers.context import Context, Skip, Wait
 from workers.ending import superseded_by
 
 
-def budget_name(node: str) -> str:
-    """Return the name of a node's restart budget in `recovery.limits`."""
-    return f"restarts:{node}"
+async def forgive(context: Context, node: str) -> None:
+    """Clear a node's budgets: a human says that the cause is mended."""
+    for name in (_starts(node), _recoveries(node)):
+        await limits.clear(context.store, name)
+
+
+async def forgive_starts(context: Context, node: str) -> None:
+    """Clear the budget of vain starts: the engine works."""
+    await limits.clear(context.store, _starts(node))
 
 
 async def run(context: Context, job: Job) -> dict[str, Any]:
@@ -24,15 +33,21 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
     newer = superseded_by(job)
     if newer:
         raise Skip(f"the node moved on to epoch {newer} by itself")
+    rules = context.settings.limits
+    if not await limits.spend(context.store, _recoveries(job.node), job.id, rules.recoveries, rules.restart_period_s):
+        raise StepFailed(
+            f"recovery budget used up: {rules.recoveries} recoveries in {rules.restart_period_s:g} s; "
+            f"this time the engine died of {job.cause}: {job.evidence}"
+        )
     return await start_engine(context, job, f"{job.id}:{context.attempt}", job.steps["restart"].error)
 
 
 async def start_engine(context: Context, job: Job, try_id: str, last: str) -> dict[str, Any]:
     """Start an engine as one try of the restart budget; `last` says why the one before failed. Raises as `run`."""
     rules = context.settings.limits
-    if not await limits.spend(context.store, budget_name(job.node), try_id, rules.restarts, rules.restart_period_s):
+    if not await limits.spend(context.store, _starts(job.node), try_id, rules.restarts, rules.restart_period_s):
         raise StepFailed(
-            f"restart budget used up: {rules.restarts} engine starts in {rules.restart_period_s:g} s"
+            f"restart budget used up: {rules.restarts} engine starts in {rules.restart_period_s:g} s in vain"
             + (f"; the last one: {last}" if last else "")
         )
     node = await registry.get(context.store, job.node)
@@ -49,3 +64,11 @@ async def start_engine(context: Context, job: Job, try_id: str, last: str) -> di
         restart_ms=reply.took_ms or node.restart_ms,
     )  # fmt: skip
     return {"engine_pid": reply.engine_pid, "agent_ms": reply.took_ms}
+
+
+def _starts(node: str) -> str:
+    return f"restarts:{node}"
+
+
+def _recoveries(node: str) -> str:
+    return f"recoveries:{node}"

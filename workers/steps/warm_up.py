@@ -9,7 +9,7 @@ from recovery.registry import NodeState
 from workers.agents import Agent, AgentAway, AgentRefused
 from workers.context import TAKEOVERS, Context, Skip, Wait
 from workers.ending import superseded_by
-from workers.steps.restart import start_engine
+from workers.steps.restart import forgive_starts, start_engine
 
 
 async def run(context: Context, job: Job) -> dict[str, Any]:
@@ -41,5 +41,6 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
         state = (await registry.get(context.store, job.node)).state
         if state not in registry.SERVING:
             raise StepFailed(f"the node became {state.value} while its engine warmed up")
+    await forgive_starts(context, job.node)
     await limits.give_back(context.store, TAKEOVERS, job.id)
     return {"tokens": reply.tokens, "agent_ms": reply.took_ms}

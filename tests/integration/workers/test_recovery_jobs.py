@@ -175,6 +175,37 @@ async def test_an_engine_that_never_starts_ends_in_quarantine_with_its_own_words
         assert agent.starts == 4
 
 
+async def test_an_engine_that_works_and_dies_again_is_brought_back_more_often_than_one_that_never_works(
+    store: Store, new_node: NewNode
+) -> None:
+    """Starts that succeeded are not held against the node as vain ones are."""
+    name = new_node()
+    async with fake_node(store, name, Script()) as agent:
+        epoch = agent.epoch
+        for _ in range(4):
+            job = await ended(store, await report_death(store, name, epoch))
+            assert job.state is JobState.SUCCEEDED, job.error
+            epoch = job.new_epoch
+        assert (await registry.get(store, name)).state is NodeState.PROBATION
+        assert agent.starts == 4
+
+
+async def test_an_engine_that_dies_without_end_is_given_up_with_the_cause(store: Store, new_node: NewNode) -> None:
+    """However well it starts each time: that is no recovery but a loop."""
+    # Given a node whose budget of recoveries is spent
+    name = new_node()
+    for number in range(30):
+        assert await limits.spend(store, f"recoveries:{name}", f"earlier.{number}", 30, 600.0)
+    async with fake_node(store, name, Script()) as agent:
+        # When its engine dies once more
+        job = await ended(store, await report_death(store, name, agent.epoch))
+        # Then nobody starts another
+        assert job.state is JobState.FAILED
+        assert "recovery budget used up: 30 recoveries" in job.error
+        assert agent.starts == 0
+        assert (await registry.get(store, name)).state is NodeState.QUARANTINED
+
+
 async def test_the_death_of_a_try_is_left_to_the_job_that_made_it(store: Store, new_node: NewNode) -> None:
     """A sentinel reports the engine that failed to start; the job tries again and no second job begins."""
     name = new_node()
