@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from recovery import events, jobs, journal, registry
+from recovery import events, jobs, journal, limits, registry
 from recovery.jobs import JobState
 from recovery.journal import Entry
 from recovery.registry import NodeState
