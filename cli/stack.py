@@ -23,6 +23,8 @@ from recovery.config import Settings, as_environment
 from recovery.errors import SettingsError
 
 START_TIMEOUT_S = 60.0
+SHARED_NICE = 5
+"""Least niceness of engines that share their machine with the whole stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,15 @@ class Stack:
 
     def _environment(self, addresses: Addresses) -> dict[str, str]:
         settings, state = self.settings, self.state_dir
-        auth, log = settings.auth, settings.log
+        auth, log, node = settings.auth, settings.log, settings.node
         if log.format == "auto" and sys.stdout.isatty():
             # The processes write into pipes; what reads them in the end is a person at our terminal.
             log = log.model_copy(update={"format": "console"})
         whole = settings.model_copy(
             update={
                 "log": log,
+                # An engine that computes on every core must not keep those waiting who bring its peer back.
+                "node": node.model_copy(update={"engine_nice": max(node.engine_nice, SHARED_NICE)}),
                 "redis": settings.redis.model_copy(update={"url": addresses.redis}),
                 "stack": settings.stack.model_copy(update={"state_dir": state}),
                 "auth": auth.model_copy(

@@ -110,7 +110,7 @@ class Launcher:
         # Settings may hold secrets (a Redis password): the engine gets none of them.
         env = {name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")}
         env |= command.env | {VARIABLE: str(Mark(settings.id, epoch, self._home.holder))}
-        child = self._spawn(command.argv, env)
+        child = self._spawn(command.argv, env, settings.engine_nice)
         identity = processes.identify(child.pid)
         started = identity.started if identity else 0
         host = f"[{settings.engine_host}]" if ":" in settings.engine_host else settings.engine_host
@@ -131,7 +131,7 @@ class Launcher:
             if str(path) != keep:
                 path.unlink(missing_ok=True)
 
-    def _spawn(self, argv: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def _spawn(self, argv: list[str], env: dict[str, str], nice: int) -> "subprocess.Popen[bytes]":
         output = self.log.begin()
         try:
             child = subprocess.Popen(
@@ -147,6 +147,7 @@ class Launcher:
         finally:
             os.close(output)
         with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, child.pid, nice)
             # A core dump would keep the dead engine's memory for seconds.
             resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
         return child

@@ -194,6 +194,8 @@ class NodeSettings(Section):
     term_grace_s: Seconds = 2.0
     """Time between TERM and KILL when the agent ends an engine."""
     progress_interval_ms: Milliseconds = 200
+    engine_nice: Annotated[int, Field(ge=0, le=19)] = 0
+    """Niceness of the engine's process. `unbroken up` uses at least 5: there, engines and control plane share cores."""
 
 
 class StackSettings(Section):

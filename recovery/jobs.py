@@ -151,14 +151,19 @@ async def create(
         "at_ms": now,
     }).decode()  # fmt: skip
     created = bool(await store.run("job_create", [job_key(identity), job_key(identity, "audit")], [entry, *fields]))
-    # Both indexes are repeated on purpose: a crash between two writes must not hide a job.
+    # The indexes are written again by whoever asks next: a crash between two writes must not hide a job.
     with available():
         async with store.redis.pipeline(transaction=False) as pipe:
             pipe.zadd(JOBS, {identity: now}, nx=True)
             pipe.zremrangebyrank(JOBS, 0, -_KEEP_JOBS - 1)
-            await pipe.execute()
-    job = await get(store, identity)
-    if job.state in LIVE:
+            if created:
+                pipe.sadd(LIVE_JOBS, identity)
+            pipe.hgetall(job_key(identity))
+            values = (await pipe.execute())[-1]
+    if not values:
+        raise UnknownJob(f"job {identity!r} was lost in the moment it was made")
+    job = _parse(identity, values)
+    if not created and job.state in LIVE:
         with available():
             await store.redis.sadd(LIVE_JOBS, identity)
     if created:

@@ -123,8 +123,11 @@ class Dispatcher:
 
     async def _own_try(self, event: Event) -> bool:
         """Whether what died is the engine that the node's live job is just starting: its step deals with that."""
-        job = await jobs.live_of(self.store, event.node)
-        return job is not None and job.new_epoch == event.epoch and not job.steps["restart"].done
+        try:
+            job = await jobs.get(self.store, jobs.job_id(event.node, event.epoch - 1))
+        except UnknownJob:
+            return False
+        return job.state in jobs.LIVE and job.new_epoch == event.epoch and not job.steps["restart"].done
 
     async def _start(self, job: Job) -> None:
         first = job.plan[0]

@@ -3,6 +3,7 @@
 Redis first, without asking anybody: every sink checks the epoch, so a deaf agent cannot hold us up.
 """
 
+import asyncio
 from typing import Any
 
 import structlog
@@ -28,11 +29,10 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
         epoch = await leases.fence(context.store, job.node, job.epoch, job.id)
     except StaleEpoch as error:
         return {"superseded_by": error.current}
-    await set_new_epoch(context.store, job.id, epoch)
-    await events.publish(
-        context.store,
-        events.Kind.NODE_STATE,
-        {"node": job.node, "epoch": epoch, "state": NodeState.RECOVERING.value, "weight": 0},
+    told: events.Fields = {"node": job.node, "epoch": epoch, "state": NodeState.RECOVERING.value, "weight": 0}
+    await asyncio.gather(
+        set_new_epoch(context.store, job.id, epoch),
+        events.publish(context.store, events.Kind.NODE_STATE, told),
     )
     return {"epoch": epoch}
 

@@ -3,6 +3,7 @@
 An assignment is a compare-and-set: whoever loses against a gateway finds the work done.
 """
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
@@ -21,10 +22,11 @@ _PATIENCE_S = 60.0
 
 async def run(context: Context, job: Job) -> dict[str, Any]:
     """Route the first wave; outcome counts {"peer", "wait", "taken", "gone"}."""
-    entries = await journal.entries_on(context.store, job.node, job.epoch)
+    entries, nodes = await asyncio.gather(
+        journal.entries_on(context.store, job.node, job.epoch), registry.all_nodes(context.store)
+    )
     if not entries:
         return {"peer": 0, "wait": 0, "taken": 0}
-    nodes = await registry.all_nodes(context.store)
     own = next((node for node in nodes if node.id == job.node), Node(job.node))
     # A node that came back by itself is as good as any other.
     dead = "" if superseded_by(job) else job.node
