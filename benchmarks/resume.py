@@ -17,12 +17,11 @@ from benchmarks.report import spread
 from cli.answers import Answer, stream_answer
 from cli.compare import Difference, compare
 from cli.demo import PROMPTS
-from cli.faults import KillEngine
+from cli.faults import KillEngine, fault_settings
 from cli.operations import Operations, Target, operations
-from cli.stack import Stack, free_port
+from cli.stack import Stack
 from cli.watching import detected_ms, wait_for_job, wait_for_nodes
 from recovery.auth import read_token
-from recovery.config import Settings, load
 
 MAX_TOKENS = 96
 KILL_AFTER_TOKENS = 24
@@ -90,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the measurement and return its figures, times in ms."""
     with tempfile.TemporaryDirectory(prefix="unbroken-bench-") as folder:
-        settings = stack_settings(Path(folder))
+        settings = fault_settings(Path(folder))
         with (Path(folder) / "stack.log").open("w", encoding="utf-8") as log:
             stack = Stack(settings, lambda name, line: print(f"{name} | {line}", file=log, flush=True))
             try:
@@ -174,16 +173,3 @@ class _Bench:
 
     async def _waited(self) -> tuple[float, float]:
         return await self._api.metric(f"{WAIT}_sum"), await self._api.metric(f"{WAIT}_count")
-
-
-def stack_settings(folder: Path) -> Settings:
-    """Settings of a stack to hurt: free ports, a short probation, a restart budget for many faults."""
-    settings = load()
-    update = {
-        "stack": settings.stack.model_copy(update={"state_dir": folder / "state", "flower_port": free_port()}),
-        "gateway": settings.gateway.model_copy(update={"port": free_port()}),
-        # Every kill needs two trusted nodes: probation is cut short and the budget of recoveries lifted.
-        "probation": settings.probation.model_copy(update={"hold_s": 0.2, "step": 1.0, "step_interval_s": 0.1}),
-        "limits": settings.limits.model_copy(update={"recoveries": 1_000}),
-    }
-    return settings.model_copy(update=update)

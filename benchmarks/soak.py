@@ -18,10 +18,11 @@ from openai import AsyncOpenAI
 from benchmarks import soak_aftermath
 from benchmarks.soak_faults import Faults
 from benchmarks.soak_load import Load
+from cli.faults import fault_settings
 from cli.operations import Target, operations
-from cli.stack import Stack, free_port
+from cli.stack import Stack
 from cli.watching import wait_for_nodes
-from recovery.config import Settings, load
+from recovery.config import Settings
 from recovery.store import Store
 
 _PAUSE_S = 6.0
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the measurement and return its figures."""
     with tempfile.TemporaryDirectory(prefix="unbroken-soak-") as folder:
-        settings = _settings(Path(folder))
+        settings = fault_settings(Path(folder))
         log = options.keep or Path(folder) / "stack.log"
         with log.open("w", encoding="utf-8", buffering=1) as file:
             stack = Stack(settings, lambda name, line: print(f"{time.time():.3f} {name} | {line}", file=file))
@@ -119,21 +120,6 @@ def _figures(
         **{name: value for name, value in calm.items() if name != "problems"},
         "problems": problems + calm["problems"],
     }
-
-
-def _settings(folder: Path) -> Settings:
-    settings = load()
-    update: dict[str, Any] = {
-        "stack": {"state_dir": folder / "state", "flower_port": free_port(), "restarts": 1_000},
-        "gateway": {"port": free_port()},
-        # Faults come faster than a real probation lasts, and more often than a real restart budget allows.
-        "probation": {"hold_s": 0.3, "step": 0.5, "step_interval_s": 0.1},
-        "limits": {"restarts": 1_000, "recoveries": 1_000},
-        "log": {"format": "json"},
-    }
-    return settings.model_copy(
-        update={name: getattr(settings, name).model_copy(update=values) for name, values in update.items()}
-    )
 
 
 def _say(line: str) -> None:

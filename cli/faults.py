@@ -11,8 +11,10 @@ from typing import Any
 
 from cli.answers import Answer
 from cli.operations import Operations
+from cli.stack import free_port
 from protocol import unbroken_pb2, unbroken_pb2_grpc
 from protocol.channel import credentials, open_channel
+from recovery.config import Settings, load
 from recovery.errors import UnbrokenError
 
 
@@ -75,6 +77,26 @@ class KillEngine:
         await self._reached.wait()
         self.done = await kill_process(pid)
         return self.done
+
+
+def fault_settings(folder: Path, **sections: dict[str, Any]) -> Settings:
+    """Return settings of a stack to hurt: free ports, its state below `folder`, and what `sections` say.
+
+    Faults come faster than a real probation lasts, and more often than real budgets allow.
+    """
+    changes: dict[str, dict[str, Any]] = {
+        "stack": {"state_dir": folder / "state", "flower_port": free_port(), "restarts": 1_000},
+        "gateway": {"port": free_port()},
+        "probation": {"hold_s": 0.3, "step": 0.5, "step_interval_s": 0.1},
+        "limits": {"restarts": 1_000, "recoveries": 1_000},
+        "log": {"format": "json"},
+    }
+    for section, values in sections.items():
+        changes.setdefault(section, {}).update(values)
+    settings = load()
+    return settings.model_copy(
+        update={name: getattr(settings, name).model_copy(update=values) for name, values in changes.items()}
+    )
 
 
 async def engine_pid(agent: str, token: str | None, timeout: float = 2.0) -> int:

@@ -6,18 +6,14 @@ import pytest
 import redis
 
 from recovery.store import Store
-from tests.rigs.valkey import Valkey
+from tests.rigs.valkey import Valkey, running_valkey
 
 
 @pytest.fixture(scope="session")
 def shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Generator[Valkey]:
     """One server for all tests that do not hurt it."""
-    server = Valkey(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    try:
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
@@ -34,12 +30,8 @@ def redis_url(shared_valkey: Valkey) -> str:
 @pytest.fixture
 def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Generator[Valkey]:
     """A server of this test's own, to be killed and restarted at will."""
-    server = Valkey(tmp_path_factory.mktemp("own-valkey"))
-    server.start()
-    try:
+    with running_valkey(tmp_path_factory.mktemp("own-valkey")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from cli.operations import Operations, Target, operations
 from cli.stack import Addresses, Stack
 from cli.watching import wait_for_nodes
 from recovery.auth import read_token
-from recovery.config import Settings, load
-from tests.rigs.ports import free_port
+from recovery.config import Settings
 
 
 @dataclass
@@ -60,22 +59,6 @@ class RunningStack:
     async def all_trusted(self, timeout: float = 60.0) -> None:
         """Wait until every node is ALIVE, after whatever an earlier test did."""
         await wait_for_nodes(self.api, len(self.stack.settings.stack.nodes), timeout)
-
-
-def quick_settings(folder: Path, **sections: dict[str, Any]) -> Settings:
-    """Settings for tests: free ports, a short probation, and a restart budget for many faults."""
-    settings = load()
-    base: dict[str, dict[str, Any]] = {
-        "stack": {"state_dir": folder / "state", "flower_port": free_port()},
-        "gateway": {"port": free_port()},
-        "probation": {"hold_s": 0.3, "step": 0.5, "step_interval_s": 0.1},
-        "limits": {"restarts": 100, "recoveries": 1_000},
-    }
-    for section, values in sections.items():
-        base.setdefault(section, {}).update(values)
-    return settings.model_copy(
-        update={name: getattr(settings, name).model_copy(update=values) for name, values in base.items()}
-    )
 
 
 @asynccontextmanager

@@ -4,10 +4,23 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cli.embedded import server_command, server_program
 from tests.rigs.ports import free_port
+
+
+@contextmanager
+def running_valkey(data_dir: Path) -> Generator["Valkey"]:
+    """Start a server and stop it at the end."""
+    server = Valkey(data_dir)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 class Valkey:

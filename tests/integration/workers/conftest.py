@@ -6,19 +6,15 @@ from collections.abc import AsyncGenerator, Callable, Generator
 import pytest
 
 from recovery.store import Store
-from tests.rigs.valkey import Valkey
+from tests.rigs.valkey import Valkey, running_valkey
 from tests.rigs.workers import WorkerSet, running_workers
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Valkey]:
     """A server of this module's own: the shared one is emptied between tests, under live workers."""
-    server = Valkey(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    try:
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
