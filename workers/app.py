@@ -4,12 +4,20 @@ Celery carries messages; what they mean stands in the job record (design, sectio
 """
 
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import structlog
 from celery import Celery
-from celery.signals import setup_logging, worker_process_init, worker_process_shutdown, worker_ready
+from celery.signals import (
+    setup_logging,
+    worker_process_init,
+    worker_process_shutdown,
+    worker_ready,
+    worker_shutting_down,
+)
 
 from recovery import config, jobs
 from recovery import log as logs
@@ -25,6 +33,9 @@ _VISIBILITY_S = 60
 """A message unacknowledged for this long is delivered again. Harmless: the step's lease refuses the second."""
 _TASK_LIMIT_S = 960
 """Above every step's deadline: the last bound if all others fail."""
+
+_STOP_S = 8.0
+"""From the order to stop to the end, at most; running steps get the first 3 s (`worker_soft_shutdown_timeout`)."""
 
 TASKS = tuple(dict.fromkeys(plan.name for plans in jobs.PLANS.values() for plan in plans))
 """Steps that have a task, `recovery.<step>`."""
@@ -129,6 +140,8 @@ for _step in TASKS:
 
 @setup_logging.connect
 def _configure_logging(**_: Any) -> None:
+    # Celery's signal handlers write here first; once nobody reads it, that raises and the order to stop is lost.
+    sys.__stdout__ = None  # type: ignore[misc]
     settings.redis.address()
     logs.configure(settings.log, process="worker")
 
@@ -136,6 +149,21 @@ def _configure_logging(**_: Any) -> None:
 @worker_ready.connect
 def _say_ready(sender: Any = None, **_: Any) -> None:
     log.info("worker.ready", worker=str(getattr(sender, "hostname", "")), pid=os.getpid())
+
+
+@worker_shutting_down.connect
+def _stop_in_time(**_: Any) -> None:
+    """Bound the stop: Celery says good-bye to its broker, and waits without end for one that is away."""
+    watchdog = threading.Timer(_STOP_S, _stop_now)
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def _stop_now() -> None:
+    log.warning("worker.stop_forced", after_s=_STOP_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # its children as well: nobody else knows them
+    os._exit(1)
 
 
 @worker_process_init.connect

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from tests.rigs.ports import free_port
 from workers.app import flower_argv, flower_env, worker_argv, worker_env
@@ -43,10 +43,20 @@ class Process:
     def start(self) -> None:
         """Start it, without waiting."""
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._argv, cwd=_ROOT, env={**os.environ, **self._env}, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            self._spawn(output)
+
+    def start_unheard(self) -> None:
+        """Start it like `start`, but nobody reads what it says: every write is a broken pipe."""
+        reading, writing = os.pipe()
+        self._spawn(writing)
+        os.close(writing)
+        os.close(reading)
+
+    def _spawn(self, output: IO[bytes] | int) -> None:
+        self._process = subprocess.Popen(
+            self._argv, cwd=_ROOT, env={**os.environ, **self._env}, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
 
     def wait_ready(self) -> None:
         """Wait until it says in its log that it is ready."""

@@ -144,6 +144,25 @@ async def test_a_redis_killed_in_the_middle_of_a_step_is_survived_by_workers_and
     assert [process.pid for process in workers.all if process.running] == before
 
 
+async def test_a_worker_nobody_listens_to_stops_when_told_although_redis_is_away(
+    tmp_path: Path, own_valkey: Valkey
+) -> None:
+    """A stack that lost its supervisor and its Redis at once leaves nothing behind."""
+    # Given a worker whose output nobody reads
+    worker = WorkerSet(own_valkey.url, tmp_path).fast
+    worker.start_unheard()
+    try:
+        await until(_is(lambda: len(worker.children()) == 2), "both its children")
+        await asyncio.sleep(2)  # it says nothing anybody could wait for
+        # When it is told to stop, and its broker goes as well
+        os.kill(worker.pid, signal.SIGTERM)
+        own_valkey.stop(signal.SIGKILL)
+        # Then it ends
+        await until(_is(lambda: not worker.running), "the end of the worker", 15.0)
+    finally:
+        worker.kill()
+
+
 async def test_a_redis_that_came_back_empty_gets_its_consumer_group_back(
     store: Store, workers: WorkerSet, new_node: Callable[[], str]
 ) -> None:
