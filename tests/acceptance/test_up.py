@@ -47,7 +47,7 @@ async def test_ctrl_c_stops_everything(tmp_path: Path, env: dict[str, str]) -> N
     """SIGINT ends the stack with code 0; no process, lock or socket of it stays."""
     async with unbroken("up", env=env, cwd=tmp_path) as up:
         await up.said("unbroken is up")
-        assert len(processes_naming(str(tmp_path))) >= 9
+        await until(lambda: len(processes_naming(str(tmp_path))) >= 9, 20, "all processes of the stack")
         up.process.send_signal(signal.SIGINT)
         assert await up.ended(40) == 0, up.output
     assert processes_naming(str(tmp_path)) == {}

@@ -185,7 +185,10 @@ async def test_commands_for_another_node_or_no_epoch_are_refused(redis_url: str,
 
 async def test_a_start_needs_the_old_engine_reclaimed(redis_url: str, tmp_path: Path) -> None:
     """Two engines of one node never run side by side."""
-    async with running_agent(redis_url, tmp_path) as agent:
+    # Given an agent that no renewal tells of the fence before the command does
+    async with running_agent(
+        redis_url, tmp_path, lease__renew_interval_ms=20_000, lease__lease_timeout_ms=60_000
+    ) as agent:
         before = await agent.serving()
         epoch = await fence_in_redis(agent, 1)
         stub = await agent.stub()
