@@ -41,8 +41,6 @@ class RoutingTable:
         self.nodes: dict[str, Node] = {}
         self.loaded = False
         """Whether the registry was ever read."""
-        self.fresh_at = 0.0
-        """Monotonic time of the last good registry read."""
         self._settings = settings
         self._store = store
         self._session = session
@@ -62,6 +60,7 @@ class RoutingTable:
             inflight=self.inflight(),
             draw=random.random(),  # noqa: S311 - a share of traffic, no secret
             min_free=self._settings.routing.min_free,
+            memory_weight=self._settings.routing.memory_weight,
             avoid=frozenset(avoid),
         )
 
@@ -153,7 +152,7 @@ class RoutingTable:
             node.id: replace(node, weight=0.0, state=NodeState.DEAD) if self._is_dead(node) else node
             for node in fresh.values()
         }
-        self.loaded, self.fresh_at = True, read_at
+        self.loaded = True
         urls = {node.engine_url for node in self.nodes.values()}
         self._engines = {url: engine for url, engine in self._engines.items() if url in urls}
         for node in self.nodes.values():

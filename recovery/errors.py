@@ -6,7 +6,6 @@ UnbrokenError
 ├── UnknownJob           no such job
 ├── StaleEpoch           the caller's epoch is not the node's
 ├── LeaseHeld            another agent holds the node's lease
-├── JobConflict          the node already has a live job
 ├── StepLost             the step lease was lost to another worker
 ├── StepFailed           a step cannot succeed however often it is tried
 │   └── OperatorNeeded   a step found something only a human may touch
@@ -46,15 +45,6 @@ class StaleEpoch(UnbrokenError):
 
 class LeaseHeld(UnbrokenError):
     """Another agent holds this node's lease."""
-
-
-class JobConflict(UnbrokenError):
-    """The node already has a live job."""
-
-    def __init__(self, node: str, job: str) -> None:
-        super().__init__(f"node {node} is already being recovered by job {job}")
-        self.node = node
-        self.job = job
 
 
 class StepLost(UnbrokenError):

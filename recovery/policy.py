@@ -53,6 +53,7 @@ def choose(
     inflight: Mapping[str, int],
     draw: float,
     min_free: float,
+    memory_weight: float = MEMORY_WEIGHT,
     avoid: frozenset[str] = frozenset(),
 ) -> Node | None:
     """Choose a node for a new request, or None when there is no node at all.
@@ -66,16 +67,21 @@ def choose(
     ramped = [node for node in wanted if node.weight >= 1.0 or draw < node.weight] or wanted
     if not ramped:
         return None
-    return min(ramped, key=lambda n: (_pressure(n, inflight.get(n.id, 0)), _expected(n, inflight.get(n.id, 0)), n.id))
+
+    def cost(node: Node) -> tuple[int, float, str]:
+        load = inflight.get(node.id, 0)
+        return _pressure(node, load), _expected(node, load, memory_weight), node.id
+
+    return min(ramped, key=cost)
 
 
-def _expected(node: Node, inflight: int) -> float:
+def _expected(node: Node, inflight: int, memory_weight: float) -> float:
     """Return the score the node will have once a heartbeat shows what was sent to it since: each request fills a slot.
 
     Without it, everything that arrives between two heartbeats would go to one node.
     """
     filled = min(inflight / max(node.slots, 1), 1.0)
-    return node.score + MEMORY_WEIGHT * 100.0 * max(filled - (1.0 - node.free_ratio), 0.0)
+    return node.score + memory_weight * 100.0 * max(filled - (1.0 - node.free_ratio), 0.0)
 
 
 def _pressure(node: Node, inflight: int) -> int:

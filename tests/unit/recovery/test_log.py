@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Generator
 
 import pytest
 import structlog
@@ -11,19 +10,7 @@ import structlog
 from recovery import log
 from recovery.config import LogSettings
 
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Generator[None]:
-    """Undo what `configure` does to the whole process."""
-    import logging
-
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def test_each_line_carries_what_the_process_bound(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,29 +1,16 @@
 """How a process begins and ends."""
 
 import asyncio
-import logging
 import os
 import signal
-from collections.abc import Generator
 
 import pytest
-import structlog
 
 from recovery import process
 from recovery.config import Settings
 from recovery.errors import LeaseHeld
 
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Generator[None]:
-    """Undo what `main` sets up for a whole process: later tests must not log to this one's closed stderr."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def test_a_signal_becomes_the_stop_event() -> None:
