@@ -20,6 +20,17 @@ class Phase(IntEnum):
     FENCED = 5
     RECLAIMING = 6
     FAILED = 7
+    COMPILING = 8
+
+
+class Gpu(IntEnum):
+    """What is known of a node's GPUs (numbers of `protocol/unbroken.proto`)."""
+
+    NONE = 0
+    OK = 1
+    LOST = 2
+    TELEMETRY_LOST = 3
+    DRIVER_UNRESPONSIVE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,27 @@ class Report:
     free_ratio: float = 1.0
     engine_url: str = ""
     detail: str = ""
+    age_s: float = 0.0
+    """Since the engine last answered the agent's question for its counter."""
+    cpu_s: float = 0.0
+    """CPU time the engine's processes have used since their start."""
+    wait_s: float = 0.0
+    """Time in which they had to wait for a CPU or a disk."""
+    sample_age_s: float = 0.0
+    """Age of `cpu_s`, `wait_s` and `halted`."""
+    halted: bool = False
+    """An engine process is stopped by a signal."""
+    computes_on_cpu: bool = False
+    """The model runs on the CPU: there, CPU time is work; beside a GPU it may be spinning."""
+    prefilling: int = 0
+    """Requests whose prompt is being computed."""
+    at_s: float = 0.0
+    """When it was written, by the agent's clock; what it says is judged by that clock, for reports may be delayed."""
+    probe_s: float = 0.0
+    """How long a probe has been under way in the engine; 0: none is."""
+    lease_held: bool = True
+    gpu: Gpu = Gpu.NONE
+    gpu_detail: str = ""
 
     @property
     def pending(self) -> bool:
@@ -88,9 +120,23 @@ class SecondPathAnswered:
 
 @dataclass(frozen=True, slots=True)
 class SecondPathFailed:
-    """A direct question on a fresh connection was refused by the host or not answered in time."""
+    """A direct question on a fresh connection was refused or not answered in time."""
 
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswered:
+    """The agent's host takes connections, which its kernel does even for a stopped agent: the link is good."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSilent:
+    """No try to connect was taken in time, or one was refused."""
+
+    detail: str
+    refused: bool = False
+    """The host is there, but nothing listens any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +146,8 @@ class EngineDown:
     epoch: int
     cause: str
     evidence: str
+    age_s: float = 0.0
+    """Since the agent saw it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +204,24 @@ class LeaseHeld:
 class TokensSeen:
     """A gateway receives tokens from this engine."""
 
+    age_s: float = 0.0
+    """Since the last one."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamBroken:
-    """A gateway's connection to the engine broke."""
+    """A gateway's connection to the engine broke, or its streams there have stood still for unusually long."""
 
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """Most of the living sentinels that watch this node hold it for dead (design, section 5)."""
+
+    cause: str
+    evidence: str
+    took_s: float = 0.0
 
 
 Evidence = (
@@ -171,6 +231,8 @@ Evidence = (
     | LinkRejected
     | SecondPathAnswered
     | SecondPathFailed
+    | HostAnswered
+    | HostSilent
     | EngineDown
     | AgentStopping
     | ProbeDue
@@ -182,6 +244,7 @@ Evidence = (
     | LeaseHeld
     | TokensSeen
     | UpstreamBroken
+    | Elected
 )
 
 
@@ -193,10 +256,21 @@ class Dead:
     """The verdict."""
 
     cause: str
-    """process_exit, start_failed, link, lease, hang, unreachable."""
+    """process_exit, gpu_lost, start_failed, link, agent, lease, hang, unreachable."""
     evidence: str
     proof: bool
     """The process is known to be gone; otherwise the death is concluded from silence."""
+    took_s: float = 0.0
+    """From the last sign of life to the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """This sentinel alone holds the node for dead; others must agree. Repeated for as long as it does."""
+
+    cause: str
+    evidence: str
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +280,15 @@ class ChangeState:
     state: NodeState
     weight: float
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Open plain connections to the agent's address until one is taken; answer with HostAnswered or HostSilent."""
+
+    deadline_s: float
+    every_s: float
+    """Pause between two tries: each is a packet of its own, so that one lost packet proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +326,4 @@ class Held:
     evidence: str
 
 
-Decision = Dead | ChangeState | Confirm | Probe | Reconnect | MovedOn | Held
+Decision = Dead | Vote | ChangeState | Knock | Confirm | Probe | Reconnect | MovedOn | Held

@@ -12,12 +12,17 @@ Figures = dict[str, str | int | float]
 
 def routing_figures(judge: Judge, routing: RoutingSettings) -> Figures:
     """Return what routing goes by; only what is known."""
-    rtt_us, report = judge.rtt.ewma_us, judge.report
+    rtt, report = judge.rtt, judge.report
+    link: Figures = {
+        "rtt_us": round(rtt.last_us),
+        "ewma_us": round(rtt.ewma_us),
+        "baseline_us": round(rtt.baseline_us or 0),
+        "hold_s": judge.hold_s,
+    }
     if report is None:
-        return {"rtt_us": round(rtt_us)}
-    points = score(rtt_us / 1e3, report.free_ratio, routing.rtt_weight, routing.memory_weight)
-    return {
-        "rtt_us": round(rtt_us),
+        return link
+    points = score(rtt.ewma_us / 1e3, report.free_ratio, routing.rtt_weight, routing.memory_weight)
+    return link | {
         "running": report.running,
         "waiting": report.waiting,
         "free_ratio": round(report.free_ratio, 4),

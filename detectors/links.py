@@ -1,4 +1,4 @@
-"""The resident stream to one agent, and the second path beside it (requirements B1).
+"""The resident stream to one agent (requirements B1).
 
 Turns gRPC into evidence; judges nothing.
 """
@@ -16,14 +16,17 @@ from detectors.evidence import (
     AgentStopping,
     EngineDown,
     Evidence,
+    Gpu,
     LinkBroken,
     LinkRejected,
     LinkUp,
     Phase,
     Pong,
+    ProbeFailed,
+    ProbeLate,
+    ProbeNeutral,
+    ProbePassed,
     Report,
-    SecondPathAnswered,
-    SecondPathFailed,
 )
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
@@ -36,9 +39,11 @@ _REJECTED_S = 5.0
 _UNSENT = 64
 """Pings that may wait for a stream that takes nothing."""
 _END_S = 1.0
+_NOTICE_S = 5.0
+_PROBE_SLACK_S = 5.0
+"""Time beyond a probe's deadline for its outcome to come through a bad line."""
 
 _REFUSALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
-_SILENCES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 log = structlog.get_logger()
 
@@ -47,8 +52,15 @@ class Link:
     """One stream to the agent at `address`, opened again whenever it breaks, until `run` is cancelled."""
 
     def __init__(
-        self, node: str, address: str, token: str | None, sentinel: str, tell: Callable[[Evidence], None]
+        self,
+        node: str,
+        address: str,
+        token: str | None,
+        sentinel: str,
+        tell: Callable[[Evidence], None],
+        opening: asyncio.Semaphore,
     ) -> None:
+        """`opening` bounds how many links are opened at once."""
         self.node = node
         self.up = False
         """Whether pings flow."""
@@ -56,14 +68,36 @@ class Link:
         self._token = token
         self._sentinel = sentinel
         self._tell = tell
+        self._opening = opening
         self._unsent: asyncio.Queue[int] = asyncio.Queue(_UNSENT)
         self._again = asyncio.Event()
         self._said_rejected = ""
+        self._channel: grpc.aio.Channel | None = None
 
     def ping(self, seq: int) -> None:
         """Send a ping, without waiting; a stream that takes nothing loses it, and it will be missed."""
         with contextlib.suppress(asyncio.QueueFull):
             self._unsent.put_nowait(seq)
+
+    async def probe(self, epoch: int, deadline_s: float) -> ProbePassed | ProbeLate | ProbeFailed | ProbeNeutral:
+        """Have the agent run a micro-inference of at most `deadline_s`; its silence says nothing of the engine."""
+        channel = self._channel
+        if channel is None or not self.up:
+            return ProbeNeutral("no link to the agent")
+        request = pb.ProbeRequest(epoch=epoch, deadline_ms=round(deadline_s * 1e3))
+        try:
+            reply = await rpc.AgentStub(channel).Probe(
+                request, metadata=credentials(self._token), timeout=deadline_s + _PROBE_SLACK_S
+            )
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            return ProbeNeutral(f"the agent did not say: {error}"[:200])
+        if reply.outcome == pb.PROBE_OUTCOME_PASSED:
+            return ProbePassed(reply.took_ms / 1e3)
+        if reply.outcome == pb.PROBE_OUTCOME_LATE:
+            return ProbeLate(reply.detail)
+        if reply.outcome == pb.PROBE_OUTCOME_FAILED:
+            return ProbeFailed(reply.detail, reply.answered)
+        return ProbeNeutral(reply.detail)
 
     def reconnect(self, address: str = "") -> None:
         """Give the present stream up and open another, to `address` if it is a new one."""
@@ -88,15 +122,17 @@ class Link:
         channel = open_channel(self._address)
         try:
             try:
-                async with asyncio.timeout(_CONNECT_S):
+                async with self._opening, asyncio.timeout(_CONNECT_S):
                     await channel.channel_ready()
             except TimeoutError:
                 self._tell(LinkBroken(f"{self._address}: no connection within {_CONNECT_S:g} s"))
                 return 0.0
             call = rpc.AgentStub(channel).Watch(metadata=credentials(self._token))
             try:
+                self._channel = channel
                 await self._exchange(call)
             finally:
+                self._channel = None
                 # An abandoned call is never collected.
                 call.cancel()
                 with contextlib.suppress(TimeoutError):
@@ -168,7 +204,10 @@ class Link:
             cause=notice.cause,
         )
         if notice.kind == pb.NOTICE_KIND_ENGINE_DOWN:
-            self._tell(EngineDown(notice.epoch, notice.cause, notice.evidence))
+            age_s = time.time() - notice.wall_ms / 1e3
+            # Two machines' clocks differ; more than this no notice takes.
+            known_s = age_s if 0 <= age_s < _NOTICE_S else 0.0
+            self._tell(EngineDown(notice.epoch, notice.cause, notice.evidence, known_s))
         elif notice.kind == pb.NOTICE_KIND_STOPPING:
             self._tell(AgentStopping())
 
@@ -189,35 +228,16 @@ class Link:
         return _REJECTED_S
 
 
-async def ask_status(
-    node: str, address: str, token: str | None, timeout: float
-) -> SecondPathAnswered | SecondPathFailed:
-    """Ask the agent for its report on a connection of its own, within `timeout` s."""
-    channel = open_channel(address)
-    try:
-        async with asyncio.timeout(timeout):
-            report = await rpc.AgentStub(channel).Status(
-                pb.StatusRequest(), metadata=credentials(token), timeout=timeout
-            )
-    except TimeoutError:
-        return SecondPathFailed(f"no answer within {timeout * 1e3:.0f} ms")
-    except grpc.aio.AioRpcError as error:
-        if error.code() in _SILENCES:
-            return SecondPathFailed(f"{error.code().name.lower()}: {error.details()}")
-        return SecondPathAnswered()  # refused by a living agent
-    finally:
-        await channel.close()
-    if report.node and report.node != node:
-        return SecondPathFailed(f"the agent there is node {report.node}'s")
-    return SecondPathAnswered(report_of(report))
-
-
 def report_of(report: pb.NodeReport) -> Report:
     """Turn the wire's report into a plain one."""
     try:
         phase = Phase(report.phase)
     except ValueError:  # a newer agent's
         phase = Phase.UNSPECIFIED
+    try:
+        gpu = Gpu(report.gpu)
+    except ValueError:
+        gpu = Gpu.NONE
     return Report(
         epoch=report.epoch,
         phase=phase,
@@ -229,4 +249,16 @@ def report_of(report: pb.NodeReport) -> Report:
         free_ratio=report.free_ratio,
         engine_url=report.engine_url,
         detail=report.detail,
+        age_s=report.progress_age_ms / 1e3,
+        cpu_s=report.cpu_ms / 1e3,
+        wait_s=report.wait_ms / 1e3,
+        sample_age_s=report.sample_age_ms / 1e3,
+        halted=report.halted,
+        computes_on_cpu=report.computes_on_cpu,
+        prefilling=report.prefilling,
+        at_s=report.at_ms / 1e3,
+        probe_s=report.probe_ms / 1e3,
+        lease_held=report.lease_held,
+        gpu=gpu,
+        gpu_detail=report.gpu_detail,
     )

@@ -13,10 +13,11 @@ class Probation:
     `step_interval_s`. A failure goes back to 0 and holds longer.
     """
 
-    def __init__(self, settings: ProbationSettings, now: float, weight: float = 0.0) -> None:
+    def __init__(self, settings: ProbationSettings, now: float, weight: float = 0.0, hold_s: float = 0.0) -> None:
+        """`hold_s`: what earlier failures have made of the hold; 0 for none."""
         self._settings = settings
         self.weight = weight
-        self.hold_s = settings.hold_s
+        self.hold_s = max(settings.hold_s, hold_s)
         self._passes = 0
         self._clean_since = now
         self._stepped_at: float | None = None
@@ -30,6 +31,11 @@ class Probation:
         return self.weight >= 1.0
 
     @property
+    def longer_hold_s(self) -> float:
+        """The hold after one more failure: longer, up to a limit."""
+        return min(self.hold_s * self._settings.hold_factor, max(self._settings.hold_max_s, self.hold_s))
+
+    @property
     def proven(self) -> bool:
         """Whether a probe has passed since the last failure."""
         return self._passes > 0
@@ -41,7 +47,7 @@ class Probation:
     def failed(self, now: float) -> None:
         """A probe was late or broke: from the start, with a longer hold."""
         self.weight = 0.0
-        self.hold_s = min(self.hold_s * self._settings.hold_factor, max(self._settings.hold_max_s, self.hold_s))
+        self.hold_s = self.longer_hold_s
         self._passes = 0
         self._clean_since = now
         self._stepped_at = None

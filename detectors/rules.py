@@ -19,13 +19,18 @@ class Rules:
     probe_deadline_s: float
     stall_s: float
     stall_factor: float
+    spin_s: float
     start_deadline_s: float
+    compile_deadline_s: float
+    prefill_deadline_s: float
     confirm_probes: int
     resolution_s: float
-    """How late a movement of the counter may become visible: the agent's polling and our pinging."""
+    """How late a movement of the counter may become visible: the agent's polling."""
     probation: ProbationSettings
-    second_path_s: float = 0.5
-    """Deadline of a direct status call. It starts with the first miss, so it adds little to a verdict."""
+    status_deadline_s: float = 0.5
+    """Deadline of a direct status call."""
+    agent_patience_s: float = 2.0
+    """Silence of an agent whose host answers: it is stopped, or starved by its neighbours."""
 
     @classmethod
     def of(cls, settings: Settings) -> "Rules":
@@ -42,8 +47,11 @@ class Rules:
             probe_deadline_s=probe.deadline_ms / 1e3,
             stall_s=probe.stall_ms / 1e3,
             stall_factor=probe.stall_factor,
+            spin_s=probe.spin_s,
             start_deadline_s=probe.start_deadline_s,
+            compile_deadline_s=probe.compile_deadline_s,
+            prefill_deadline_s=probe.prefill_deadline_s,
             confirm_probes=settings.lease.confirm_probes,
-            resolution_s=(settings.node.progress_interval_ms + beat.interval_ms) / 1e3,
+            resolution_s=settings.node.progress_interval_ms / 1e3,
             probation=settings.probation,
         )

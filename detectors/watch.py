@@ -1,9 +1,10 @@
 """Watches one node: feeds its judge with what link, probes and gateways show, and carries out what it decides."""
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -15,35 +16,39 @@ from detectors.evidence import (
     Decision,
     Evidence,
     Held,
+    Knock,
     MovedOn,
+    Pong,
     Probe,
     ProbeDue,
     ProbeFailed,
     ProbeLate,
-    ProbeNeutral,
     Reconnect,
+    Vote,
 )
-from detectors.figures import heartbeat, routing_figures
 from detectors.fleet import Fleet
-from detectors.links import Link, ask_status
-from detectors.outbox import Outbox, Posting
-from detectors.probes import probe
+from detectors.herald import Herald
+from detectors.links import Link
+from detectors.seat import Seat, follows, inherits, judge_for
+from detectors.secondpath import ask_status, knock
+from detectors.tasks import Tasks
 from detectors.verdict import JUDGED, Judge
-from recovery import events, registry
-from recovery.errors import StaleEpoch, StoreUnavailable, UnknownNode
+from detectors.voting import Voting
+from recovery import registry
+from recovery.errors import StoreUnavailable, UnknownNode
 from recovery.registry import Node, NodeState
-from recovery.stopping import stop_tasks
 
-_HEARTBEAT_S = 1.0
 _NO_LINK_S = 0.05
-_LEAST_S = 0.005
+_LEAST_S, _LEAST_STARVED_S = 0.005, 0.05
+_RETRY_S = 0.5
 _SETTLE_S = 1.5
 """Age of our own last write up to which a differing registry entry may just have been read before it."""
 _BEHIND_S = 3.0
 """How long the registry may show an older epoch than the one judged before it is taken at its word."""
-_HELD_S = 5.0
-"""Least time between two log lines about verdicts held back."""
 _OWN = JUDGED | {NodeState.DEAD}
+
+Limit = asyncio.Semaphore
+Asker = Callable[..., Coroutine[Any, Any, Evidence]]
 
 log = structlog.get_logger()
 
@@ -51,42 +56,45 @@ log = structlog.get_logger()
 class Watch:
     """One node under watch, over all its epochs, until `run` is cancelled."""
 
-    def __init__(self, fleet: Fleet, node: Node) -> None:
+    def __init__(self, fleet: Fleet, node: Node, watchers: tuple[str, ...]) -> None:
         self._fleet = fleet
         self._node = node
-        self.judge = self._judge_for(node, None)
-        self._link = Link(node.id, node.agent, fleet.token, fleet.sentinel, self.take)
-        self._outbox = Outbox(self._publish)
-        self._tasks: set[asyncio.Task[None]] | None = None
-        self._broken: asyncio.Future[None] | None = None
-        self._looking_up = False
-        self._held_at = -_HELD_S
+        self.seat = Seat(fleet.sentinel, watchers)
+        self.judge = judge_for(fleet.rules, node, None, time.monotonic())
+        self._link = Link(node.id, node.agent, fleet.token, fleet.sentinel, self.take, fleet.opening)
+        self._herald = Herald(fleet, node.id, self.seat, self.observe, lambda: self.judge.withdraw())
+        self._tasks = Tasks()
+        self.voting = Voting(fleet, node.id, self.seat, self._tasks.start, self.take)
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinged = self._next_ping = self._due = 0.0
+        self._misses = 0
+        self._looking_up = self._taking_over = False
         self._behind_since: float | None = None
-        self._verdict = Posting(0, Dead("unknown", "", proof=True))
-        """The last one, in case Redis loses it."""
-        if node.state is NodeState.DEAD:
-            # Its verdict may have been lost with the sentinel that reached it; jobs take it once only.
-            evidence = node.extra.get("evidence") or "stood dead when this sentinel started"
-            wall_ms = int(node.extra.get("dead_ms") or time.time() * 1_000)
-            self._verdict = Posting(node.epoch, Dead(node.cause or "unknown", evidence, proof=True), wall_ms)
-            self._outbox.put(self._verdict)
+        if self.seat.primary and node.state is NodeState.DEAD:
+            self._herald.stood_dead(node)
 
     async def run(self) -> None:
         """Watch; whatever breaks in a part comes out here."""
-        # No TaskGroup: it cancels each part once, and a part that loses that one cancel would never end.
-        self._tasks, self._broken = set(), asyncio.get_running_loop().create_future()
+        self._tasks.open()
         try:
-            for part in (self._link.run, self._beat, self._probe_now_and_then, self._report, self._outbox.run):
-                self._start(part())
-            await self._broken
+            for part in (self._link.run, self._probe_now_and_then, self._herald.run, self._take_over):
+                self._tasks.start(part())
+            self._arm(time.monotonic())
+            await self._tasks.wait()
         finally:
-            tasks, self._tasks = self._tasks, None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
             self._fleet.blindness.forget(self._node.id)
-            await stop_tasks(*tasks)
+            self._fleet.hurries(self._node.id, wanted=False)
+            await self._tasks.close()
 
     def take(self, evidence: Evidence) -> None:
         """Have the judge weigh something."""
-        self._carry_out(self._ready().take(evidence, time.monotonic()))
+        now = time.monotonic()
+        self._carry_out(self._ready().take(evidence, now))
+        if self._timer is not None and isinstance(evidence, Pong) and not evidence.report.pending:
+            self._arm(now)  # nothing is late, nothing can stand: the look that was to notice it would be in vain
 
     def observe(self, node: Node) -> None:
         """Take in what the registry says; it has the last word on what jobs and operators set."""
@@ -97,39 +105,99 @@ class Watch:
         behind, self._behind_since = self._behind_since, None
         if node.epoch > judge.epoch:
             log.info("sentinel.new_epoch", node=node.id, epoch=node.epoch, state=node.state.value)
-            self.judge = self._judge_for(node, judge)
+            self._judge_anew(node)
         elif node.epoch < judge.epoch:
             # A read that crossed a newer one is over at once; if it stays so, Redis lost the fence we have seen.
             now = time.monotonic()
             self._behind_since = now if behind is None else behind
             if now - self._behind_since > _BEHIND_S:
                 log.warning("sentinel.epoch_lost", node=node.id, epoch=node.epoch, known=judge.epoch)
-                self.judge = self._judge_for(node, judge)
+                self._judge_anew(node)
         elif (node.state, node.weight) == (judge.state, judge.weight):
             return
         elif node.state not in _OWN or judge.state not in _OWN or node.state is NodeState.DEAD:
             if node.state is not judge.state:
                 judge.adopt(node.state, node.weight)
-        elif self._outbox.quiet_s > _SETTLE_S:
+        elif judge.state is NodeState.DEAD:
+            if self._herald.quiet_s > _SETTLE_S:
+                self._herald.death_again()  # it was lost, or Redis came back without it
+        elif not self.seat.primary:
+            if follows(judge, node):
+                judge.adopt(node.state, node.weight)
+        elif self._herald.quiet_s > _SETTLE_S:
             # Our write was lost, or Redis came back without it.
-            again = ChangeState(judge.state, judge.weight, "written again")
-            self._outbox.put(self._verdict if judge.state is NodeState.DEAD else Posting(judge.epoch, again))
+            why = f"written again: the registry said {node.state.value} with weight {node.weight:g}"
+            self._herald.change(judge.epoch, ChangeState(judge.state, judge.weight, why))
+
+    # ---- beside other sentinels -------------------------------------------------------------------------------
+
+    def assign(self, watchers: tuple[str, ...]) -> None:
+        """Take in who watches this node now, its primary first; this sentinel may have just lost it."""
+        self.seat.assign(watchers)
+        self._tasks.start(self._take_over())
+        self.voting.count()
+
+    async def _take_over(self) -> None:
+        """Where this sentinel has become the primary: go on where the last one stopped, by what it has written."""
+        if self._taking_over:
+            return
+        self._taking_over = True
+        try:
+            while self.seat.chosen and not self.seat.primary:
+                try:
+                    node = await registry.get(self._fleet.store, self._node.id)
+                except (StoreUnavailable, UnknownNode):
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                self.seat.primary = self.seat.chosen
+                self._succeed(node)
+        finally:
+            self._taking_over = False
+
+    def _succeed(self, node: Node) -> None:
+        log.info("sentinel.takes_over", node=node.id, epoch=node.epoch, state=node.state.value, weight=node.weight)
+        if node.state is NodeState.DEAD:
+            self._herald.stood_dead(node)
+        elif inherits(self.judge, node):
+            self.judge.adopt(node.state, node.weight, node.hold_s)
+        self.observe(node)
 
     # ---- loops ------------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
-        next_ping = 0.0
-        while True:
-            self._carry_out(self._ready().tick(time.monotonic()))
-            now, interval = time.monotonic(), self.judge.ping_interval_s
-            next_ping = min(next_ping, now + interval)  # the cadence may have become quicker
-            if self._link.up and now >= next_ping:
-                self._link.ping(self.judge.ping(now))
-                # A late timer must not bunch pings up, nor make all later ones late.
-                next_ping = max(next_ping + interval, now + interval / 2)
-            self._show_link(now)
-            pause = min(next_ping - now, self.judge.next_look_s()) if self._link.up else _NO_LINK_S
-            await asyncio.sleep(max(_LEAST_S, pause))
+    def _beat(self) -> None:
+        """Look, ping if it is time, and be called again: a timer costs a fraction of a task that sleeps."""
+        self._fleet.woke(time.monotonic() - self._due)
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._tasks.broken(error)
+            return
+        self._arm(time.monotonic())
+
+    def _arm(self, now: float) -> None:
+        pause = min(self._next_ping - now, self.judge.next_look_s()) if self._link.up else _NO_LINK_S
+        if self._timer is not None:
+            self._timer.cancel()
+        pause = max(_LEAST_STARVED_S if self._fleet.starved else _LEAST_S, pause)
+        self._due = now + pause
+        self._timer = asyncio.get_running_loop().call_later(pause, self._beat)
+
+    def _look(self) -> None:
+        self._carry_out(self._ready().tick(time.monotonic()))
+        judge, now = self.judge, time.monotonic()
+        usual = self._fleet.rules.ping_interval_s
+        hurries = self._fleet.hurries(self._node.id, wanted=judge.ping_interval_s < usual)
+        interval = judge.ping_interval_s if hurries else usual
+        if self._link.up and now >= self._pinged + interval:  # the cadence may have become quicker since
+            self._link.ping(judge.ping(now))
+            # A late timer must not bunch pings up, nor make all later ones late.
+            self._pinged = max(self._pinged + interval, now - interval / 2)
+            interval = self._fleet.rules.ping_interval_s if self._fleet.starved else judge.ping_interval_s
+        self._next_ping = self._pinged + interval
+        if judge.misses > self._misses:
+            self._fleet.metrics.misses.inc(judge.misses - self._misses)
+        self._misses = judge.misses
+        self._show_link(now)
 
     async def _probe_now_and_then(self) -> None:
         low, high = self._fleet.rules.probe_interval_s
@@ -137,85 +205,61 @@ class Watch:
             await asyncio.sleep(random.uniform(low, high))  # noqa: S311 - spreads load, hides nothing
             self.take(ProbeDue())
 
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            try:
-                await self._write_figures()
-            except (StoreUnavailable, StaleEpoch):
-                continue  # the next second has newer figures
-
-    async def _write_figures(self) -> None:
-        judge, fleet = self.judge, self._fleet
-        await events.publish_heartbeat(fleet.store, heartbeat(self._node.id, judge, fleet.sentinel))
-        if judge.rtt.samples:
-            figures = routing_figures(judge, fleet.settings.routing)
-            await registry.write(fleet.store, self._node.id, judge.epoch, figures, only_in=[judge.state])
-
     # ---- decisions --------------------------------------------------------------------------------------------
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case Dead():
-                    self._verdict = Posting(self.judge.epoch, decision)
-                    self._outbox.put(self._verdict)
+                    self._herald.death(self.judge.epoch, decision)
+                case Vote():
+                    self.voting.cast(self.judge.epoch, decision)
                 case ChangeState():
-                    self._outbox.put(Posting(self.judge.epoch, decision))
+                    self._herald.change(self.judge.epoch, decision)
+                case Knock(deadline_s, every_s):
+                    self._ask(self._fleet.knocking, knock, self._node.agent, deadline_s, every_s)
                 case Confirm(deadline_s):
-                    self._start(self._confirm(self.judge, deadline_s))
+                    self._ask(
+                        self._fleet.asking, ask_status, self._node.id, self._node.agent, self._fleet.token, deadline_s
+                    )
                 case Probe():
-                    self._start(self._probe(self.judge, decision))
-                case Reconnect():
-                    log.warning("sentinel.stream_stuck", node=self._node.id, epoch=self.judge.epoch)
+                    self._ask(None, self._probe, decision)
+                case Reconnect() if not self._fleet.starved:
+                    log.warning("sentinel.stream_stuck", **self._about)
                     self._link.reconnect()
                 case MovedOn(epoch):
                     self._look_up(epoch)
                 case Held(cause, evidence):
-                    self._log_held(cause, evidence)
+                    log.debug("sentinel.verdict_held", **self._about, cause=cause, evidence=evidence)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._tasks is None:
-            work.close()
-            return
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    def _ask(self, limit: Limit | None, asker: Asker, *args: Any) -> None:
+        self._tasks.start(self._hear(self.judge, limit, asker, *args))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if self._tasks is not None:
-            self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._broken is not None and not self._broken.done():
-            self._broken.set_exception(error)
-
-    async def _confirm(self, judge: Judge, deadline_s: float) -> None:
-        answer = await ask_status(self._node.id, self._node.agent, self._fleet.token, deadline_s)
+    async def _hear(self, judge: Judge, limit: Limit | None, asker: Asker, *args: Any) -> None:
+        async with limit or contextlib.nullcontext():
+            await self._fleet.fed()
+            answer = await asker(*args)
         if judge is self.judge:
             self.take(answer)
 
-    async def _probe(self, judge: Judge, order: Probe) -> None:
+    async def _probe(self, order: Probe) -> Evidence:
         await asyncio.sleep(order.delay_s)
-        url = (judge.report.engine_url if judge.report else "") or self._node.engine_url
-        if url:
-            shown = await probe(self._node.kind, url, self._fleet.session, order.deadline_s)
-        else:
-            shown = ProbeNeutral("no engine address")
+        about = self._about
+        shown = await self._link.probe(self.judge.epoch, order.deadline_s)
         if isinstance(shown, ProbeLate | ProbeFailed):
-            log.info("sentinel.probe_bad", node=self._node.id, epoch=judge.epoch, detail=shown.detail)
-        if judge is self.judge:
-            self.take(shown)
+            log.info("sentinel.probe_bad", **about, detail=shown.detail)
+        return shown
 
     def _look_up(self, epoch: int) -> None:
         if not self._looking_up:
             self._looking_up = True
-            self._start(self._moved_on(epoch))
+            self._tasks.start(self._moved_on(epoch))
 
     async def _moved_on(self, epoch: int) -> None:
         try:
             node = await registry.get(self._fleet.store, self._node.id)
         except (StoreUnavailable, UnknownNode):
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(_RETRY_S)
         else:
             self.observe(node)
             if node.epoch < epoch:
@@ -223,98 +267,27 @@ class Watch:
         finally:
             self._looking_up = False
 
-    # ---- publishing -------------------------------------------------------------------------------------------
-
-    async def _publish(self, posting: Posting) -> None:
-        try:
-            if isinstance(posting.what, Dead):
-                await self._publish_death(posting, posting.what)
-            else:
-                await self._publish_state(posting.epoch, posting.what)
-        except StaleEpoch as error:
-            log.info("sentinel.overtaken", node=self._node.id, epoch=posting.epoch, current=error.current)
-
-    async def _publish_death(self, posting: Posting, verdict: Dead) -> None:
-        node, store = self._node.id, self._fleet.store
-        if not verdict.proof and not await self._stands(posting.epoch):
-            return
-        verdict_fields = {"cause": verdict.cause, "evidence": verdict.evidence}
-        fields: dict[str, str | int | float] = {"node": node, "epoch": posting.epoch, **verdict_fields}
-        fields |= {"sentinel": self._fleet.sentinel, "detected_ms": posting.wall_ms}
-        await events.publish(store, events.Kind.NODE_DEAD, fields)
-        log.warning("sentinel.node_dead", node=node, epoch=posting.epoch, **verdict_fields)
-        await registry.set_state(
-            store,
-            node,
-            posting.epoch,
-            NodeState.DEAD,
-            only_in=sorted(JUDGED),
-            cause=verdict.cause,
-            evidence=verdict.evidence,
-            dead_ms=posting.wall_ms,
-        )
-
-    async def _stands(self, epoch: int) -> bool:
-        """Whether an unproven verdict still makes sense; silence is also what an orderly stop or a fence looks like."""
-        try:
-            node = await registry.get(self._fleet.store, self._node.id)
-        except StoreUnavailable:
-            self.judge.withdraw()
-            return False
-        if node.epoch == epoch and node.state in JUDGED:
-            return True
-        self.observe(node)
-        return False
-
-    async def _publish_state(self, epoch: int, change: ChangeState) -> None:
-        node = self._node.id
-        only_in = sorted(
-            {*JUDGED, NodeState.STOPPED, NodeState.DRAINING} if change.state is NodeState.STOPPED else JUDGED
-        )
-        changed = await registry.set_state(
-            self._fleet.store, node, epoch, change.state, weight=change.weight, only_in=only_in
-        )
-        log.info(
-            "sentinel.node_state",
-            node=node,
-            epoch=epoch,
-            state=change.state.value,
-            weight=change.weight,
-            why=change.why,
-            written=changed,
-        )
-
     # ---- small things -----------------------------------------------------------------------------------------
+
+    @property
+    def _about(self) -> dict[str, str | int]:
+        return {"node": self._node.id, "epoch": self.judge.epoch}
 
     def _ready(self) -> Judge:
         self.judge.blind = self._fleet.blind
+        self.judge.majority_needed = self.seat.majority_needed
         return self.judge
 
-    def _judge_for(self, node: Node, before: Judge | None) -> Judge:
-        state = node.state
-        if before is not None and state is NodeState.STOPPED:
-            state = NodeState.STARTING  # a stopped node under a new epoch is on its way back
-        return Judge(
-            self._fleet.rules,
-            node.epoch,
-            state,
-            time.monotonic(),
-            weight=node.weight,
-            slots=node.slots,
-            before=before,
-        )
+    def _judge_anew(self, node: Node) -> None:
+        self.judge = judge_for(self._fleet.rules, node, self.judge, time.monotonic())
+        self.seat.restart()
 
     def _show_link(self, now: float) -> None:
-        blindness, node = self._fleet.blindness, self._node.id
-        if self._link.up and self.judge.link_ok:
-            blindness.up(node)
+        blindness, node = self._fleet.blindness, self._node
+        if self.judge.link_ok:
+            if self._link.up:  # else it is still being opened
+                blindness.up(node.id, node.host)
         elif self.judge.state in _OWN:
-            blindness.lost(node, now)
+            blindness.lost(node.id, now, node.host)
         else:
-            blindness.forget(node)
-
-    def _log_held(self, cause: str, evidence: str) -> None:
-        now = time.monotonic()
-        if now - self._held_at >= _HELD_S:
-            self._held_at = now
-            log.warning("sentinel.blind", node=self._node.id, epoch=self.judge.epoch, cause=cause, evidence=evidence)
+            blindness.forget(node.id)

@@ -8,6 +8,9 @@ import grpc.aio
 STALE_EPOCH_KEY = "unbroken-current-epoch"
 """Trailing metadata of a FAILED_PRECONDITION: the agent's current epoch."""
 
+OPERATOR_KEY = "unbroken-needs-operator"
+"""Trailing metadata of a FAILED_PRECONDITION: no repetition helps, only a human can."""
+
 CLIENT_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
@@ -16,7 +19,8 @@ CLIENT_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also the time a connection may take to come up: three round trips, and a lost packet.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Two channels to one agent must be two connections: the second path confirms the first.
     ("grpc.use_local_subchannel_pool", 1),

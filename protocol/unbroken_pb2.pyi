@@ -24,6 +24,23 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_FENCED: _ClassVar[Phase]
     PHASE_RECLAIMING: _ClassVar[Phase]
     PHASE_FAILED: _ClassVar[Phase]
+    PHASE_COMPILING: _ClassVar[Phase]
+
+class GpuState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GPU_STATE_NONE: _ClassVar[GpuState]
+    GPU_STATE_OK: _ClassVar[GpuState]
+    GPU_STATE_LOST: _ClassVar[GpuState]
+    GPU_STATE_TELEMETRY_LOST: _ClassVar[GpuState]
+    GPU_STATE_DRIVER_UNRESPONSIVE: _ClassVar[GpuState]
+
+class ProbeOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROBE_OUTCOME_UNSPECIFIED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_PASSED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_LATE: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_FAILED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_NEUTRAL: _ClassVar[ProbeOutcome]
 NOTICE_KIND_UNSPECIFIED: NoticeKind
 NOTICE_KIND_ENGINE_DOWN: NoticeKind
 NOTICE_KIND_ENGINE_SERVING: NoticeKind
@@ -36,6 +53,17 @@ PHASE_DOWN: Phase
 PHASE_FENCED: Phase
 PHASE_RECLAIMING: Phase
 PHASE_FAILED: Phase
+PHASE_COMPILING: Phase
+GPU_STATE_NONE: GpuState
+GPU_STATE_OK: GpuState
+GPU_STATE_LOST: GpuState
+GPU_STATE_TELEMETRY_LOST: GpuState
+GPU_STATE_DRIVER_UNRESPONSIVE: GpuState
+PROBE_OUTCOME_UNSPECIFIED: ProbeOutcome
+PROBE_OUTCOME_PASSED: ProbeOutcome
+PROBE_OUTCOME_LATE: ProbeOutcome
+PROBE_OUTCOME_FAILED: ProbeOutcome
+PROBE_OUTCOME_NEUTRAL: ProbeOutcome
 
 class Ping(_message.Message):
     __slots__ = ("seq", "sent_ns", "sentinel")
@@ -85,8 +113,28 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("epoch", "deadline_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    deadline_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("outcome", "took_ms", "detail", "answered")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    outcome: ProbeOutcome
+    took_ms: int
+    detail: str
+    answered: bool
+    def __init__(self, outcome: _Optional[_Union[ProbeOutcome, str]] = ..., took_ms: _Optional[int] = ..., detail: _Optional[str] = ..., answered: _Optional[bool] = ...) -> None: ...
+
 class NodeReport(_message.Message):
-    __slots__ = ("node", "epoch", "phase", "ready", "progress", "progress_age_ms", "still_ms", "running", "waiting", "free_ratio", "free_bytes", "temperature_c", "engine_url", "lease_held", "engine_pid", "detail")
+    __slots__ = ("node", "epoch", "phase", "ready", "progress", "progress_age_ms", "still_ms", "running", "waiting", "free_ratio", "free_bytes", "temperature_c", "engine_url", "lease_held", "engine_pid", "detail", "cpu_ms", "wait_ms", "halted", "computes_on_cpu", "prefilling", "sample_age_ms", "gpu", "gpu_detail", "gpus", "at_ms", "probe_ms")
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +151,17 @@ class NodeReport(_message.Message):
     LEASE_HELD_FIELD_NUMBER: _ClassVar[int]
     ENGINE_PID_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    CPU_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_ON_CPU_FIELD_NUMBER: _ClassVar[int]
+    PREFILLING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    GPU_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_MS_FIELD_NUMBER: _ClassVar[int]
     node: str
     epoch: int
     phase: Phase
@@ -119,7 +178,40 @@ class NodeReport(_message.Message):
     lease_held: bool
     engine_pid: int
     detail: str
-    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ready: _Optional[bool] = ..., progress: _Optional[int] = ..., progress_age_ms: _Optional[int] = ..., still_ms: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_ratio: _Optional[float] = ..., free_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., engine_url: _Optional[str] = ..., lease_held: _Optional[bool] = ..., engine_pid: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    cpu_ms: int
+    wait_ms: int
+    halted: bool
+    computes_on_cpu: bool
+    prefilling: int
+    sample_age_ms: int
+    gpu: GpuState
+    gpu_detail: str
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    at_ms: int
+    probe_ms: int
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ready: _Optional[bool] = ..., progress: _Optional[int] = ..., progress_age_ms: _Optional[int] = ..., still_ms: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_ratio: _Optional[float] = ..., free_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., engine_url: _Optional[str] = ..., lease_held: _Optional[bool] = ..., engine_pid: _Optional[int] = ..., detail: _Optional[str] = ..., cpu_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., halted: _Optional[bool] = ..., computes_on_cpu: _Optional[bool] = ..., prefilling: _Optional[int] = ..., sample_age_ms: _Optional[int] = ..., gpu: _Optional[_Union[GpuState, str]] = ..., gpu_detail: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., at_ms: _Optional[int] = ..., probe_ms: _Optional[int] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("uuid", "memory_total", "memory_used", "utilisation", "temperature_c", "ecc_uncorrected", "pids", "state", "detail")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    memory_total: int
+    memory_used: int
+    utilisation: float
+    temperature_c: float
+    ecc_uncorrected: int
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    state: GpuState
+    detail: str
+    def __init__(self, uuid: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_used: _Optional[int] = ..., utilisation: _Optional[float] = ..., temperature_c: _Optional[float] = ..., ecc_uncorrected: _Optional[int] = ..., pids: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[GpuState, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("node", "epoch", "job")

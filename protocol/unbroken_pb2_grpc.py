@@ -44,6 +44,11 @@ class AgentStub:
                 request_serializer=protocol_dot_unbroken__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protocol_dot_unbroken__pb2.NodeReport.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/unbroken.v1.Agent/Probe',
+                request_serializer=protocol_dot_unbroken__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=protocol_dot_unbroken__pb2.ProbeReply.FromString,
+                _registered_method=True)
         self.Fence = channel.unary_unary(
                 '/unbroken.v1.Agent/Fence',
                 request_serializer=protocol_dot_unbroken__pb2.Command.SerializeToString,
@@ -78,6 +83,14 @@ class AgentServicer:
 
     def Status(self, request, context):
         """The second path: a direct question on a fresh connection.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request, context):
+        """A micro-inference, run beside the engine: a bad line between sentinel and node cannot make it late.
+        Whoever asks while one is under way gets that one's outcome (requirements B3).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +137,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protocol_dot_unbroken__pb2.StatusRequest.FromString,
                     response_serializer=protocol_dot_unbroken__pb2.NodeReport.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=protocol_dot_unbroken__pb2.ProbeRequest.FromString,
+                    response_serializer=protocol_dot_unbroken__pb2.ProbeReply.SerializeToString,
             ),
             'Fence': grpc.unary_unary_rpc_method_handler(
                     servicer.Fence,
@@ -200,6 +218,33 @@ class Agent:
             '/unbroken.v1.Agent/Status',
             protocol_dot_unbroken__pb2.StatusRequest.SerializeToString,
             protocol_dot_unbroken__pb2.NodeReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/unbroken.v1.Agent/Probe',
+            protocol_dot_unbroken__pb2.ProbeRequest.SerializeToString,
+            protocol_dot_unbroken__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

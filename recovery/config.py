@@ -65,13 +65,26 @@ class LeaseSettings(Section):
         return self
 
 
+    def advice(self) -> str:
+        """Return a warning for a ratio that is allowed but tight, else an empty string."""
+        if self.lease_timeout_ms >= 5 * self.renew_interval_ms:
+            return ""
+        return (
+            "lease.lease_timeout_ms is below 5 × lease.renew_interval_ms "
+            f"({self.lease_timeout_ms} against {self.renew_interval_ms}): a slow Redis may cost leases"
+        )
+
+
 class HeartbeatSettings(Section):
     """Pings from sentinel to agent (requirements B1, B2)."""
 
     interval_ms: Milliseconds = 100
     pong_deadline_ms: Milliseconds = 80
     pong_deadline_max_ms: Milliseconds = 1_000
-    confirm_interval_ms: Milliseconds = 40
+    confirm_interval_ms: Milliseconds = 25
+    """Pause between pings from the first one that is slower than usual on."""
+    watchers: Annotated[int, Field(ge=1, le=5)] = 2
+    """Sentinels that watch each node, where there are as many."""
     fail_threshold: Annotated[int, Field(ge=1, le=100)] = 3
     ewma_alpha: Annotated[float, Field(gt=0, le=1)] = 0.2
 
@@ -86,7 +99,11 @@ class ProbeSettings(Section):
     stall_factor: Annotated[float, Field(ge=1)] = 8.0
     start_deadline_s: Seconds = 600.0
     """How long an engine may load before it counts as failed to start."""
+    compile_deadline_s: Seconds = 120.0
     prefill_deadline_s: Seconds = 120.0
+    """How long a counter may stand while a prompt is computed, on an engine that never showed its steps in between."""
+    spin_s: Seconds = 5.0
+    """How long an engine that computes on the CPU may use it without its counter moving."""
 
     @model_validator(mode="after")
     def _interval(self) -> Self:
@@ -109,6 +126,8 @@ class ProbationSettings(Section):
 class RoutingSettings(Section):
     """How the gateway chooses a node (requirements B4)."""
 
+    policy: Literal["two_choices", "fastest"] = "two_choices"
+    """``fastest``: the lowest score of all; ``two_choices``: the lower one of two drawn at random."""
     rtt_weight: Ratio = 0.7
     memory_weight: Ratio = 0.3
     min_free: Ratio = 0.05
@@ -172,6 +191,16 @@ class GatewaySettings(Section):
     port: Port = 8000
 
 
+class SentinelSettings(Section):
+    """One sentinel."""
+
+    id: str = ""
+    """Unique among sentinels; empty: made from host name and a random suffix."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Port = 0
+    """Port of its Prometheus figures; 0: none."""
+
+
 class NodeSettings(Section):
     """One agent and its engine."""
 
@@ -193,7 +222,12 @@ class NodeSettings(Section):
     """Name of the machine, for limits per host; empty: the system's."""
     term_grace_s: Seconds = 2.0
     """Time between TERM and KILL when the agent ends an engine."""
-    progress_interval_ms: Milliseconds = 200
+    progress_interval_ms: Milliseconds = 100
+    command: list[str] = []
+    """Command line that starts the engine instead of the adapter's own; {host}, {port}, {model}, {alias}, {slots} and
+    {context} are filled in."""
+    devices: list[str] = []
+    """UUIDs (GPU-…, MIG-…) or indexes of this node's GPUs; empty: those CUDA_VISIBLE_DEVICES names, else all."""
     engine_nice: Annotated[int, Field(ge=0, le=19)] = 0
     """Niceness of the engine's process. `unbroken up` uses at least 5: there, engines and control plane share cores."""
 
@@ -235,6 +269,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
     gateway: GatewaySettings = GatewaySettings()
+    sentinel: SentinelSettings = SentinelSettings()
     node: NodeSettings = NodeSettings()
     stack: StackSettings = StackSettings()
     log: LogSettings = LogSettings()

@@ -1,13 +1,14 @@
 """The events stream: what happened to nodes, requests and jobs, for whoever must act on it (requirements A1)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from recovery.store import EVENTS, HEARTBEATS, Store, available
+from recovery.store import EVENTS, HEARTBEATS, TOKENS, Store, available
 
 _MAXLEN = 10_000
+_MAXLEN_TOKENS = 1_000
 Fields = Mapping[str, str | int | float]
 
 
@@ -16,12 +17,16 @@ class Kind(StrEnum):
 
     NODE_REGISTERED = "node.registered"
     NODE_STATE = "node.state"
-    """Fields node, epoch, state, weight."""
+    """Fields node, epoch, state, weight, why, by."""
     NODE_DEAD = "node.dead"
-    """Fields node, epoch, cause, evidence."""
+    """Fields node, epoch, cause, evidence, sentinel, detected_ms, took_ms (last sign of life to verdict)."""
+    NODE_VOTE = "node.vote"
+    """A sentinel alone holds a node for dead, unproven: node, epoch, cause, evidence, sentinel, took_ms."""
     LEASE_EXPIRED = "lease.expired"
     UPSTREAM_BROKEN = "upstream.broken"
     """A gateway's evidence: node, epoch, evidence, gateway, request."""
+    UPSTREAM_STALLED = "upstream.stalled"
+    """A gateway's streams on a node have stood still for unusually long: node, epoch, evidence, gateway."""
     JOB_STATE = "job.state"
     """Fields job, node, epoch, state."""
 
@@ -52,11 +57,24 @@ async def publish(store: Store, kind: Kind, fields: Fields) -> str:
         return str(await store.redis.xadd(EVENTS, entry, maxlen=_MAXLEN, approximate=True))
 
 
-async def publish_heartbeat(store: Store, fields: Fields) -> None:
-    """Append one aggregated heartbeat of a node (one per node and second, not each ping)."""
+async def publish_heartbeats(store: Store, beats: Sequence[Fields]) -> None:
+    """Append aggregated heartbeats, of several nodes at once (one per node and second, not each ping)."""
     with available():
-        entry: dict[Any, Any] = dict(fields)
-        await store.redis.xadd(HEARTBEATS, entry, maxlen=_MAXLEN, approximate=True)
+        async with store.redis.pipeline(transaction=False) as pipe:
+            for fields in beats:
+                entry: dict[Any, Any] = dict(fields)
+                pipe.xadd(HEARTBEATS, entry, maxlen=_MAXLEN, approximate=True)
+            await pipe.execute()
+
+
+async def publish_tokens(store: Store, gateway: str, ages_ms: Mapping[str, int]) -> None:
+    """Say from which engines a gateway has received tokens since it last said so, and how long ago.
+
+    `ages_ms` maps `node@epoch` to the ms since the last token; sent a few times a second at most, all nodes together.
+    """
+    with available():
+        entry: dict[Any, Any] = {"gateway": gateway, **ages_ms}
+        await store.redis.xadd(TOKENS, entry, maxlen=_MAXLEN_TOKENS, approximate=True)
 
 
 async def last_id(store: Store) -> str:
@@ -88,3 +106,13 @@ async def read(reader: Any, after: str, block_ms: int = 500, count: int = 500) -
     with available():
         reply = await reader.xread({EVENTS: after}, block=block_ms, count=count)
     return [event for _name, entries in reply or [] for event in parse(entries)]
+
+
+async def read_with_tokens(
+    reader: Any, after: str, tokens_after: str, block_ms: int = 500, count: int = 500
+) -> tuple[list[Event], list[Event]]:
+    """Like `read`, and what gateways said of tokens beside it (`publish_tokens`), in one wait."""
+    with available():
+        reply = await reader.xread({EVENTS: after, TOKENS: tokens_after}, block=block_ms, count=count)
+    parsed = {name: parse(entries) for name, entries in reply or []}
+    return parsed.get(EVENTS, []), parsed.get(TOKENS, [])

@@ -3,7 +3,7 @@
 Pure: figures in, decision out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from recovery.registry import SERVING, Node, NodeState
 PREFILL_ESTIMATE_MS = {"llamacpp": 15.0, "vllm": 0.3}
 _PREFILL_UNKNOWN_MS = 5.0
 _RESTART_UNKNOWN_MS = 10_000.0
+Policy = Literal["two_choices", "fastest"]
 MEMORY_WEIGHT = 0.3
 """Weight of used memory in the score (requirements B4), the default of `routing.memory_weight`."""
 
@@ -31,6 +32,11 @@ def score(rtt_ewma_ms: float, free_ratio: float, rtt_weight: float, memory_weigh
     return rtt_weight * rtt_ewma_ms + memory_weight * 100.0 * (1.0 - free_ratio)
 
 
+def takes_requests(node: Node) -> bool:
+    """Whether a node in this state may be sent anything: not while it starts, warms up, leaves, or is dead."""
+    return node.state in SERVING or node.state is NodeState.PROBATION
+
+
 def eligible(nodes: Iterable[Node], model: str, min_free: float) -> list[Node]:
     """Return the nodes that may take a request for `model`.
 
@@ -38,7 +44,7 @@ def eligible(nodes: Iterable[Node], model: str, min_free: float) -> list[Node]:
     better half-proven than none.
     """
     serving = [node for node in nodes if node.model == model and node.engine_url]
-    weighted = [n for n in serving if n.weight > 0 and (n.state in SERVING or n.state is NodeState.PROBATION)]
+    weighted = [n for n in serving if n.weight > 0 and takes_requests(n)]
     return (
         [n for n in weighted if n.free_ratio >= min_free]
         or weighted
@@ -51,28 +57,41 @@ def choose(
     model: str,
     *,
     inflight: Mapping[str, int],
-    draw: float,
+    draws: tuple[float, float, float],
     min_free: float,
     memory_weight: float = MEMORY_WEIGHT,
+    policy: Policy = "two_choices",
     avoid: frozenset[str] = frozenset(),
 ) -> Node | None:
     """Choose a node for a new request, or None when there is no node at all.
 
     `inflight` is this gateway's running requests per node: between two heartbeats it is the freshest
-    load figure there is. `draw` in [0, 1) decides whether a node with weight below 1 takes part.
+    load figure there is. `draws` are three random numbers in [0, 1): the first decides whether nodes with a
+    weight below 1 take part, the others draw the two of `two_choices`. Several gateways that read the same
+    figures would all send to the one fastest node until the next heartbeat; two drawn at random do not.
     `avoid` (a request's failed nodes) gives way when nothing else is left.
     """
     able = eligible(nodes, model, min_free)
     wanted = [node for node in able if node.id not in avoid] or able
-    ramped = [node for node in wanted if node.weight >= 1.0 or draw < node.weight] or wanted
-    if not ramped:
-        return None
+    taking = [node for node in wanted if node.weight >= 1.0 or draws[0] < node.weight] or wanted
+    if policy == "two_choices":
+        taking = _two_of(taking, *draws[1:])
+    else:
+        taking.sort(key=lambda node: node.id)
 
-    def cost(node: Node) -> tuple[int, float, str]:
+    def cost(node: Node) -> tuple[int, float, float]:
         load = inflight.get(node.id, 0)
-        return _pressure(node, load), _expected(node, load, memory_weight), node.id
+        return _pressure(node, load), _expected(node, load, memory_weight), _depth(node, load)
 
-    return min(ramped, key=cost)
+    return min(taking, key=cost, default=None)
+
+
+def _two_of(nodes: Sequence[Node], first: float, second: float) -> list[Node]:
+    """Return two different nodes, in random order so that even equals are chosen by chance; all when there are less."""
+    if len(nodes) < 2:
+        return list(nodes)
+    one, other = int(first * len(nodes)), int(second * (len(nodes) - 1))
+    return [nodes[one], nodes[other + (other >= one)]]
 
 
 def _expected(node: Node, inflight: int, memory_weight: float) -> float:
@@ -86,7 +105,12 @@ def _expected(node: Node, inflight: int, memory_weight: float) -> float:
 
 def _pressure(node: Node, inflight: int) -> int:
     """Return how many whole batches the node's queue is deep: only then does load outweigh the score."""
-    return max(inflight, node.running + node.waiting) // max(node.slots, 1)
+    return int(_depth(node, inflight))
+
+
+def _depth(node: Node, inflight: int) -> float:
+    """Return how deep the node's queue is, in batches."""
+    return max(inflight, node.running + node.waiting) / max(node.slots, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The registry: every node's address, identity, state and routing figures, as Redis knows them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -44,6 +44,17 @@ class Node:
     """Routing score, lowest wins (requirements B4)."""
     free_ratio: float = 1.0
     rtt_us: float = 0.0
+    """Round trip to its agent, the last one."""
+    ewma_us: float = 0.0
+    """Round trip, smoothed."""
+    baseline_us: float = 0.0
+    """What is usual for this link, learned in good times; 0: not known."""
+    hold_s: float = 0.0
+    """How long the last probation had to hold; 0: the setting's."""
+    why: str = ""
+    """What led to its state."""
+    gpu: str = ""
+    """State of its GPUs as the agent reads it, empty without any."""
     running: int = 0
     waiting: int = 0
     agent: str = ""
@@ -67,7 +78,7 @@ class Node:
 
 
 _INTS = frozenset({"epoch", "running", "waiting", "context", "slots", "restart_ms"})
-_FLOATS = frozenset({"weight", "score", "free_ratio", "rtt_us"})
+_FLOATS = frozenset({"weight", "score", "free_ratio", "rtt_us", "ewma_us", "baseline_us", "hold_s"})
 _BOOLS = frozenset({"invariant", "deterministic_seed"})
 _FIELDS = frozenset(Node.__dataclass_fields__) - {"id", "extra"}
 
@@ -111,13 +122,28 @@ async def write(
 
     Returns False when the state did not match. Raises StaleEpoch, StoreUnavailable.
     """
-    args: list[str | int | float] = [epoch, ",".join(only_in)]
-    for name, value in fields.items():
-        args += [name, int(value) if isinstance(value, bool) else value]
-    verdict, current = await store.run("node_write", [node_key(node, "epoch"), node_key(node)], args)
+    keys, args = _write_call(node, epoch, fields, only_in)
+    verdict, current = await store.run("node_write", keys, args)
     if verdict == "stale":
         raise StaleEpoch(node, epoch, int(current))
     return bool(verdict == "ok")
+
+
+async def write_figures(
+    store: Store, figures: Iterable[tuple[str, int, NodeState, Mapping[str, str | int | float]]]
+) -> None:
+    """Write fields of several nodes in one round trip, each if its epoch and state are still these."""
+    calls = [_write_call(node, epoch, fields, [state]) for node, epoch, state, fields in figures]
+    await store.run_many("node_write", calls)
+
+
+def _write_call(
+    node: str, epoch: int, fields: Mapping[str, str | int | float | bool], only_in: Sequence[NodeState]
+) -> tuple[list[str], list[str | int | float]]:
+    args: list[str | int | float] = [epoch, ",".join(only_in)]
+    for name, value in fields.items():
+        args += [name, int(value) if isinstance(value, bool) else value]
+    return [node_key(node, "epoch"), node_key(node)], args
 
 
 async def set_state(
@@ -128,16 +154,23 @@ async def set_state(
     *,
     weight: float = 0.0,
     only_in: Sequence[NodeState] = (),
+    why: str = "",
+    by: str = "",
     **fields: str | int | float,
 ) -> bool:
-    """Change a node's state and tell everyone. Same errors and result as `write`."""
-    changed = await write(store, node, epoch, {"state": state.value, "weight": weight, **fields}, only_in)
+    """Change a node's state and tell everyone: `why` with numbers, and `by` whom. Same errors and result as `write`."""
+    values = {"state": state.value, "weight": weight, "why": why, **fields}
+    changed = await write(store, node, epoch, values, only_in)
     if changed:
-        await events.publish(
-            store,
-            events.Kind.NODE_STATE,
-            {"node": node, "epoch": epoch, "state": state.value, "weight": weight},
-        )
+        event: dict[str, str | int | float] = {
+            "node": node,
+            "epoch": epoch,
+            "state": state.value,
+            "weight": weight,
+            "why": why,
+            "by": by,
+        }
+        await events.publish(store, events.Kind.NODE_STATE, event)
     return changed
 
 
@@ -150,12 +183,17 @@ async def get(store: Store, node: str) -> Node:
     return parse(node, values)
 
 
-async def all_nodes(store: Store) -> list[Node]:
-    """Return every registered node, by id, in one round trip."""
+async def all_nodes(store: Store, only: Sequence[str] = ()) -> list[Node]:
+    """Return every registered node, by id, in one round trip; `only` these fields, where there are many nodes."""
     with available():
         names = sorted(await store.redis.smembers(NODES))
         async with store.redis.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hgetall(node_key(name))
-            hashes = await pipe.execute() if names else []
-    return [parse(name, values) for name, values in zip(names, hashes, strict=True) if values]
+                if only:
+                    pipe.hmget(node_key(name), only)
+                else:
+                    pipe.hgetall(node_key(name))
+            replies = await pipe.execute() if names else []
+    if only:
+        replies = [{k: v for k, v in zip(only, values, strict=True) if v is not None} for values in replies]
+    return [parse(name, values) for name, values in zip(names, replies, strict=True) if values]

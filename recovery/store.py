@@ -21,7 +21,9 @@ from recovery.errors import StoreUnavailable, StoreUnsafe
 PREFIX = "unbroken:"
 EVENTS = PREFIX + "events"
 HEARTBEATS = PREFIX + "heartbeats"
+TOKENS = PREFIX + "tokens"
 NODES = PREFIX + "nodes"
+SENTINELS = PREFIX + "sentinels"
 JOBS = PREFIX + "jobs"
 LIVE_JOBS = PREFIX + "jobs:live"
 
@@ -105,7 +107,9 @@ class Store:
         with available():
             return await _script(self.redis, script)(keys=list(keys), args=list(args))
 
-    async def run_many(self, script: str, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> list[Any]:
+    async def run_many(
+        self, script: str, calls: Sequence[tuple[Sequence[str], Sequence[str | int | float]]]
+    ) -> list[Any]:
         """Run a script once per (keys, args) in one round trip and return the replies in order."""
         if not calls:
             return []

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protocol.channel import STALE_EPOCH_KEY, credentials, open_channel
+from protocol.channel import OPERATOR_KEY, STALE_EPOCH_KEY, credentials, open_channel
 from protocol.unbroken_pb2 import Command, NodeReport, ReclaimReply, StartReply, WarmUpReply
 from protocol.unbroken_pb2_grpc import AgentStub
-from recovery.errors import StaleEpoch, StepFailed, UnbrokenError
+from recovery.errors import OperatorNeeded, StaleEpoch, StepFailed, UnbrokenError
 
 FENCE_S = 0.5
 RECLAIM_S = 30.0
@@ -34,7 +34,8 @@ class Agent:
     """A node's agent, spoken to under one epoch in one job's name.
 
     Every command raises AgentAway (unreachable or silent past the deadline), AgentRefused (it failed),
-    StaleEpoch (the node has moved on), StepFailed (it will never work, e.g. a wrong token).
+    StaleEpoch (the node has moved on), StepFailed (it will never work, e.g. a wrong token), OperatorNeeded (only a
+    human can help, e.g. its GPU is lost).
     """
 
     address: str
@@ -85,6 +86,8 @@ class Agent:
             for key, value in error.trailing_metadata() or ():
                 if key == STALE_EPOCH_KEY:
                     return StaleEpoch(self.node, self.epoch, int(value))
+                if key == OPERATOR_KEY:
+                    return OperatorNeeded(detail)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return AgentAway(f"agent of node {self.node} at {self.address}: {detail}")
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):

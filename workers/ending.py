@@ -41,7 +41,9 @@ async def _fail(store: Store, job: Job, reason: str, *, operator: bool) -> None:
     if not recovered and not superseded_by(job):
         try:
             epoch = job.new_epoch or await leases.fence(store, job.node, job.epoch, job.id)
-            await registry.set_state(store, job.node, epoch, state, job=job.id, detail=reason)
+            await registry.set_state(
+                store, job.node, epoch, state, why=f"job {job.id}: {reason}", by="worker", job=job.id, detail=reason
+            )
         except StaleEpoch as error:
             # Somebody else has it in hand; whatever went wrong here is of no consequence any more.
             final, reason = JobState.CANCELLED, f"the node moved on to epoch {error.current} by itself; {reason}"

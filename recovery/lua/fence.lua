@@ -14,5 +14,6 @@ epoch = epoch + 1
 redis.call('SET', KEYS[1], epoch)
 redis.call('DEL', KEYS[2])
 redis.call('HSET', KEYS[3], 'state', 'RECOVERING', 'weight', '0', 'epoch', epoch,
-  'fenced_by', ARGV[2], 'fenced_ms', ARGV[3])
+  'fenced_by', ARGV[2], 'fenced_ms', ARGV[3],
+  'why', 'job ' .. ARGV[2] .. ': fenced epoch ' .. string.format('%d', old))
 return {'fenced', tostring(epoch)}

@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from engines import connect
+from engines.llamacpp import open_session
+from engines.probing import probe
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
 from protocol.channel import SERVER_OPTIONS
@@ -41,6 +44,12 @@ class FakeAgent(rpc.AgentServicer):
         self._open: set[asyncio.Queue[pb.Beat | None]] = set()
         self._holder = f"fake-{node}"
         self._renewing: asyncio.Task[None] | None = None
+        self._probe_began = 0.0
+
+    @property
+    def open(self) -> int:
+        """Streams open now."""
+        return len(self._open)
 
     @property
     def address(self) -> str:
@@ -130,6 +139,30 @@ class FakeAgent(rpc.AgentServicer):
             await asyncio.sleep(60)
         return self.report
 
+    async def Probe(  # noqa: N802 - the name in the protocol
+        self, request: pb.ProbeRequest, context: "grpc.aio.ServicerContext[pb.ProbeRequest, pb.ProbeReply]"
+    ) -> pb.ProbeReply:
+        """Probe the engine that the report names, as a real agent would."""
+        await self._check(context)
+        if self.silent:
+            await asyncio.sleep(60)
+        if not self.report.engine_url:
+            return pb.ProbeReply(outcome=pb.PROBE_OUTCOME_NEUTRAL, detail="no engine")
+        async with open_session() as session:
+            engine = connect("llamacpp", self.report.engine_url, session)
+            began = time.monotonic()
+            self._probe_began = began
+            try:
+                shown = await probe(engine, request.deadline_ms / 1_000)
+            finally:
+                self._probe_began = 0.0
+        return pb.ProbeReply(
+            outcome=f"PROBE_OUTCOME_{shown.outcome.name}",
+            took_ms=round(shown.took_s * 1_000),
+            detail=shown.detail,
+            answered=shown.answered,
+        )
+
     async def _check(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         presented = dict(context.invocation_metadata() or ()).get("authorization")
         if self.token and presented != f"Bearer {self.token}":
@@ -157,6 +190,9 @@ class FakeAgent(rpc.AgentServicer):
             out.put_nowait(self._pong(ping))
 
     def _pong(self, ping: pb.Ping) -> pb.Beat:
+        now = time.monotonic()
+        self.report.at_ms = round(now * 1_000)
+        self.report.probe_ms = round((now - self._probe_began) * 1_000) + 1 if self._probe_began else 0
         return pb.Beat(pong=pb.Pong(seq=ping.seq, sent_ns=ping.sent_ns, processing_us=1, report=self.report))
 
     async def _renew(self, store: Store, epoch: int, lease_ms: int) -> None:

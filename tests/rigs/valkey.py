@@ -29,7 +29,7 @@ class Valkey:
     def __init__(self, data_dir: Path) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._data_dir = data_dir
+        self.data_dir = data_dir
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -40,9 +40,9 @@ class Valkey:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
-            server_command(server_program(), self.port, self._data_dir),
+            server_command(server_program(), self.port, self.data_dir),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -29,7 +29,10 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
         epoch = await leases.fence(context.store, job.node, job.epoch, job.id)
     except StaleEpoch as error:
         return {"superseded_by": error.current}
-    told: events.Fields = {"node": job.node, "epoch": epoch, "state": NodeState.RECOVERING.value, "weight": 0}
+    told: events.Fields = {
+        "node": job.node, "epoch": epoch, "state": NodeState.RECOVERING.value, "weight": 0,
+        "why": f"job {job.id}: fenced epoch {job.epoch}", "by": "worker",
+    }  # fmt: skip
     await asyncio.gather(
         set_new_epoch(context.store, job.id, epoch),
         events.publish(context.store, events.Kind.NODE_STATE, told),

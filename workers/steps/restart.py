@@ -60,6 +60,7 @@ async def start_engine(context: Context, job: Job, try_id: str, last: str) -> di
     await registry.set_state(
         context.store, job.node, job.new_epoch, NodeState.WARMING,
         only_in=(NodeState.DEAD, NodeState.RECOVERING, NodeState.STARTING, NodeState.WARMING),
+        why=f"job {job.id}: the engine started in {reply.took_ms} ms as process {reply.engine_pid}", by="worker",
         engine_url=reply.engine_url or node.engine_url,
         restart_ms=reply.took_ms or node.restart_ms,
     )  # fmt: skip

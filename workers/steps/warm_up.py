@@ -35,7 +35,8 @@ async def run(context: Context, job: Job) -> dict[str, Any]:
         raise Wait(str(error)) from error
     changed = await registry.set_state(
         context.store, job.node, job.new_epoch, NodeState.PROBATION,
-        only_in=(NodeState.RECOVERING, NodeState.STARTING, NodeState.WARMING, NodeState.PROBATION), job=job.id,
+        only_in=(NodeState.RECOVERING, NodeState.STARTING, NodeState.WARMING, NodeState.PROBATION),
+        why=f"job {job.id}: warmed up with {reply.tokens} tokens in {reply.took_ms} ms", by="worker", job=job.id,
     )  # fmt: skip
     if not changed:
         state = (await registry.get(context.store, job.node)).state

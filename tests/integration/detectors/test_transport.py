@@ -43,7 +43,7 @@ async def test_an_agent_that_answers_nothing_is_found_in_time_whatever_its_trans
         await until_state(store, NodeState.DEAD)
         assert time.monotonic() - began < WITHIN_S
         (verdict,) = await read_events(store, events.Kind.NODE_DEAD)
-    assert verdict.fields["cause"] in ("link", "lease")
+    assert verdict.fields["cause"] in ("agent", "lease")
 
 
 async def test_a_sentinel_stopped_for_long_kills_nobody_when_it_wakes(redis_url: str, store: Store) -> None:

@@ -1,13 +1,16 @@
 """Half-open time: no weight before it is earned, none after a failure."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors import evidence as ev
 from detectors.probation import Probation
+from detectors.verdict import Judge
 from recovery.config import ProbationSettings
 from recovery.registry import NodeState
-from tests.unit.detectors.courtroom import BUSY, RULES, Courtroom, World, open_court
+from tests.unit.detectors.courtroom import BUSY, RULES, SERVING, Courtroom, World, open_court
 
 QUICK = ProbationSettings(hold_s=10, step=0.1, step_interval_s=1, hold_factor=2, hold_max_s=35)
 
@@ -101,3 +104,41 @@ def test_a_slow_link_keeps_a_node_on_probation() -> None:
     court.world.pong_after = 0.001
     court.run(20.0)
     assert judge.weight > 0
+
+
+def test_a_death_on_probation_makes_the_next_one_hold_longer() -> None:
+    """A node that comes back only to die again waits longer each time; full weight forgives."""
+    judge, now, holds = None, 1_000.0, []
+    for epoch in range(1, 4):
+        judge = Judge(RULES, epoch, NodeState.PROBATION, now, before=judge)
+        court = Courtroom(judge, World(report=replace(SERVING, epoch=epoch)), now)
+        court.run(5.0)
+        holds.append(judge.hold_s)
+        court.tell(ev.EngineDown(epoch, "process_exit", "again"))
+        now = court.now
+    assert holds == [RULES.probation.hold_s * 2**n for n in range(3)]
+    assert judge is not None
+    judge.adopt(NodeState.ALIVE, 1.0)
+    judge.adopt(NodeState.PROBATION, 0.0)
+    assert judge.hold_s == RULES.probation.hold_s
+
+
+def test_what_another_sentinel_has_learned_is_gone_on_with() -> None:
+    """Baseline and hold come with the node."""
+    judge = Judge(RULES, 3, NodeState.PROBATION, 1_000.0, baseline_us=900.0, hold_s=240.0)
+    court = Courtroom(judge, World(report=replace(SERVING, epoch=3), pong_after=0.05), 1_000.0)
+    court.run(300.0)
+    assert (judge.hold_s, judge.weight) == (240.0, 0.0)  # 50 ms against a baseline of 0.9 ms
+    court.world.pong_after = 0.001
+    court.run(20.0)
+    assert judge.weight > 0
+
+
+def test_a_node_on_probation_is_spared_work_while_its_lease_is_gone() -> None:
+    """Withheld weight is a failure of probation."""
+    court = open_court(NodeState.PROBATION, weight=0.5)
+    court.world.report = replace(SERVING, lease_held=False)
+    court.tell(ev.LeaseExpired())
+    court.run(1.0)
+    assert court.verdicts == []
+    assert (court.judge.state, court.judge.weight) == (NodeState.PROBATION, 0.0)

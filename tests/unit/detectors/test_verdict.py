@@ -11,17 +11,10 @@ from detectors.docket import JUDGED
 from detectors.evidence import Phase
 from detectors.verdict import Judge
 from recovery.registry import NodeState
-from tests.unit.detectors.courtroom import BUSY, RULES, SERVING, STEP, Courtroom, World, open_court
+from tests.unit.detectors.courtroom import BUSY, RULES, SERVING, Courtroom, World, open_court
 
 EASY = settings(max_examples=60, deadline=None)
-LINK_BOUND = (
-    RULES.ping_interval_s
-    + RULES.pong_deadline_s
-    + max((RULES.fail_threshold - 1) * RULES.confirm_interval_s, 2 * RULES.second_path_s)
-    + RULES.second_path_s
-    + 10 * STEP
-)
-"""Last pong to verdict: the next ping, its deadline, then both paths; a direct call may just have been answered."""
+ON_CPU = replace(BUSY, computes_on_cpu=True)
 
 
 @pytest.mark.parametrize("state", sorted(JUDGED))
@@ -70,170 +63,45 @@ def test_a_report_of_a_gone_engine_is_proof_even_without_a_notice(phase: Phase, 
 
 
 @EASY
-@given(
-    misses_before=st.floats(0, 3),
-    busy=st.booleans(),
-    state=st.sampled_from([NodeState.ALIVE, NodeState.PROBATION]),
-    weight=st.sampled_from([0.0, 0.5, 1.0]),
-)
-def test_silence_on_both_paths_ends_in_death_within_its_bound(
-    misses_before: float, busy: bool, state: NodeState, weight: float
-) -> None:
-    """From the last pong on, whatever the moment."""
-    court = open_court(state, World(report=BUSY if busy else SERVING, tokens_per_s=50), weight)
-    court.run(misses_before)
-    court.world = replace(court.world, pong_after=None, status_after=None)
-    took = court.run(10.0, until=lambda: bool(court.verdicts))
-    assert [verdict.cause for verdict in court.verdicts] == ["link"]
-    assert took <= LINK_BOUND
-
-
-def test_a_second_path_that_was_asked_before_a_sign_of_life_proves_nothing() -> None:
-    """Its silence is older than the pong; the next one must be asked anew."""
-    court = open_court()
-    court.world.pong_after = None
-    court.run(1.0, until=lambda: any(isinstance(decision, ev.Confirm) for _, decision in court.said))
-    court._due.clear()
-    court.tell(ev.Pong(10**6, 1_000.0, SERVING))
-    court.world.status_after = None
-    court.run(0.1)
-    court.tell(ev.SecondPathFailed("silent"))
-    court.run(RULES.second_path_s / 2)
-    assert court.judge.misses >= RULES.fail_threshold
-    assert court.verdicts == []
-    court.run(2.0)
-    assert [verdict.cause for verdict in court.verdicts] == ["link"]
-
-
-def test_a_broken_stream_with_a_refused_second_path_kills_at_once() -> None:
-    """Nothing listens there any more."""
-    court = open_court()
-    court.stream_up = False
-    court.tell(ev.LinkBroken("connection reset"))
-    court.tell(ev.SecondPathFailed("connection refused"))
-    assert [(verdict.cause, verdict.proof) for verdict in court.verdicts] == [("link", False)]
-
-
-def test_a_broken_stream_with_an_answering_second_path_kills_nobody() -> None:
-    """A stream may break by itself."""
-    court = open_court()
-    court.stream_up = False
-    for _ in range(20):
-        court.tell(ev.LinkBroken("reset"))
-        court.run(0.5)
-    assert court.verdicts == []
-    states = [court.judge.state]
-    court.stream_up = True
-    court.tell(ev.LinkUp())
-    court.run(0.5)
-    assert [*states, court.judge.state] == [NodeState.SUSPECT, NodeState.ALIVE]
-
-
-def test_a_stream_that_stays_mute_beside_a_living_agent_is_opened_again() -> None:
-    """Pongs missing for good while direct calls are answered: the stream is at fault."""
-    court = open_court()
-    court.world.pong_after = None
-    court.run(4.0)
-    assert court.verdicts == []
-    assert ev.Reconnect() in [decision for _, decision in court.said]
-
-
-@EASY
-@given(delay=st.floats(0.001, 0.9))
-def test_slow_pongs_are_learned_not_punished(delay: float) -> None:
-    """A sudden delay costs at most some direct questions; the deadline then follows the link."""
-    court = open_court()
-    court.world.pong_after = delay
-    court.run(15.0)
-    court.said.clear()
-    court.run(5.0)
-    assert [d for _, d in court.said if isinstance(d, ev.Confirm)] == []
-    assert court.verdicts == []
-    assert NodeState.ALIVE is court.judge.state
-
-
-def test_a_miss_quickens_the_pings() -> None:
-    """The confirm cadence comes with the first miss and goes with the next pong."""
-    court = open_court()
-    assert RULES.ping_interval_s == court.judge.ping_interval_s
-    court.world.pong_after = None
-    court.run(1.0, until=lambda: court.judge.misses > 0)
-    assert RULES.confirm_interval_s == court.judge.ping_interval_s
-    court.world.pong_after = 0.001
-    court.run(0.2)
-    assert RULES.ping_interval_s == court.judge.ping_interval_s
-
-
-@EASY
 @given(data=st.data())
-def test_a_node_that_works_and_answers_never_dies(data: st.DataObject) -> None:
-    """Pongs in time and moving counters outweigh late probes, lost leases and mute second paths."""
-    court = open_court(world=World(report=BUSY, tokens_per_s=100, probe_after=None, status_after=None))
+def test_no_sequence_of_evidence_kills_a_node_that_works(data: st.DataObject) -> None:
+    """It answers on one path at least, and moves whenever it gets the chance; everything else may go wrong."""
+    court = open_court(world=World(report=ON_CPU, tokens_per_s=100, cpu_share=0.9))
     nuisance: st.SearchStrategy[ev.Evidence] = st.sampled_from(
         [
             ev.ProbeDue(),
             ev.UpstreamBroken(),
             ev.LeaseExpired(),
             ev.LeaseHeld(),
-            ev.LinkUp(),
-            ev.TokensSeen(),
+            ev.LinkBroken("reset"),
+            ev.TokensSeen(0.1),
             ev.EngineDown(0, "process_exit", "an old epoch's"),
+            ev.Elected("link", "others say so"),
         ]
     )
-    for _ in range(data.draw(st.integers(1, 30))):
+    for _ in range(data.draw(st.integers(1, 8))):
         court.tell(data.draw(nuisance))
-        court.world.tokens_per_s = data.draw(st.floats(5, 1_000))
+        court.judge.blind = data.draw(st.booleans())
+        court.judge.majority_needed = data.draw(st.booleans())
+        chance = data.draw(st.sampled_from(["moves", "computes", "starved"]))
+        link = data.draw(st.sampled_from(["good", "slow", "stream stuck", "agent starved"]))
+        court.world = World(
+            report=data.draw(st.sampled_from([ON_CPU, replace(ON_CPU, prefilling=1), replace(ON_CPU, waiting=1_000)])),
+            tokens_per_s=data.draw(st.floats(5, 1_000)) if chance == "moves" else 0.0,
+            engine_answers=chance == "moves",
+            cpu_share=0.95 if chance == "computes" else 0.02,
+            wait_share=0.93 if chance == "starved" else 0.0,
+            pong_after={"good": 0.001, "slow": 0.3}.get(link),
+            status_after=None if link == "agent starved" else 0.2,
+            host_after=0.05,
+            probe_after=data.draw(st.sampled_from([None, 0.1])),
+        )
         court.run(data.draw(st.floats(0.02, 1.5)))
+        court.sleep(data.draw(st.sampled_from([0.0, 0.0, 0.3, 20.0])))
+        court.world = replace(court.world, tokens_per_s=100, engine_answers=True, pong_after=0.001, status_after=0.1)
+        court.tell(ev.LinkUp())
+        court.run(0.5)
     assert court.verdicts == []
-
-
-@EASY
-@given(probe_after=st.floats(0.01, 0.9), seconds=st.floats(1, 30))
-def test_a_still_counter_with_own_tokens_in_time_never_kills(probe_after: float, seconds: float) -> None:
-    """The engine makes tokens for us: it is not stuck, whatever its counters say."""
-    court = open_court(world=World(report=BUSY, probe_after=probe_after))
-    court.run(seconds)
-    assert court.verdicts == []
-
-
-def test_an_engine_stuck_under_load_is_dead_within_stall_and_probe_deadline() -> None:
-    """Counter still with work pending, then no token of our own."""
-    court = open_court(world=World(report=BUSY, tokens_per_s=50))
-    court.world = replace(court.world, tokens_per_s=0, probe_after=None)
-    took = court.run(10.0, until=lambda: bool(court.verdicts))
-    assert [verdict.cause for verdict in court.verdicts] == ["hang"]
-    load = 1 + BUSY.running / 4
-    assert took <= RULES.stall_s + RULES.probe_deadline_s * load + 0.3
-    assert NodeState.SUSPECT in [d.state for _, d in court.said if isinstance(d, ev.ChangeState)]
-
-
-def test_a_late_probe_beside_a_moving_counter_means_busy() -> None:
-    """A saturated engine is slow to us, not stuck."""
-    court = open_court(world=World(report=BUSY, tokens_per_s=5, probe_after=None))
-    for _ in range(10):
-        court.tell(ev.ProbeDue())
-        court.run(4.0)
-    assert court.verdicts == []
-
-
-def test_an_idle_engine_that_hangs_is_dead_after_two_late_probes() -> None:
-    """Idle, there is no counter to see; the second probe follows at once."""
-    court = open_court(world=World(probe_after=None))
-    court.tell(ev.ProbeDue())
-    took = court.run(10.0, until=lambda: bool(court.verdicts))
-    assert [verdict.cause for verdict in court.verdicts] == ["hang"]
-    assert 2 * RULES.probe_deadline_s - STEP <= took <= 2 * RULES.probe_deadline_s + 0.3
-
-
-def test_one_late_probe_alone_kills_nobody() -> None:
-    """The second one passes."""
-    court = open_court(world=World(probe_after=None))
-    court.tell(ev.ProbeDue())
-    court.run(RULES.probe_deadline_s * 0.9)
-    court.world.probe_after = 0.05
-    court.run(5.0)
-    assert court.verdicts == []
-    assert NodeState.ALIVE is court.judge.state
 
 
 @EASY
@@ -307,45 +175,6 @@ def test_a_probe_under_way_while_we_slept_proves_nothing_even_later() -> None:
     assert (court.verdicts, court.judge.state) == ([], NodeState.ALIVE)
 
 
-def test_an_expired_lease_kills_only_after_silent_status_calls() -> None:
-    """Two direct questions, both unanswered."""
-    court = open_court()
-    court.stream_up = False
-    court.tell(ev.LeaseExpired())
-    court.run(5.0)
-    assert court.verdicts == []
-
-    court.world.status_after = None
-    court.tell(ev.LeaseExpired())
-    court.run(5.0, until=lambda: bool(court.verdicts))
-    assert [verdict.cause for verdict in court.verdicts] == ["lease"]
-    assert "2 status calls" in court.verdicts[0].evidence
-
-
-def test_a_blind_sentinel_concludes_nothing_but_believes_proof() -> None:
-    """Silence waits; a proven death does not."""
-    court = open_court()
-    court.judge.blind = True
-    court.world = World(pong_after=None, status_after=None, probe_after=None)
-    court.run(10.0)
-    assert court.verdicts == []
-    held = [decision for _, decision in court.said if isinstance(decision, ev.Held)]
-    assert 1 <= len(held) <= 12
-    court.tell(ev.EngineDown(1, "process_exit", ""))
-    assert [verdict.cause for verdict in court.verdicts] == ["process_exit"]
-
-
-def test_silence_that_outlasts_blindness_still_kills() -> None:
-    """What was held back is judged anew, not forgotten."""
-    court = open_court()
-    court.judge.blind = True
-    court.world = World(pong_after=None, status_after=None)
-    court.run(5.0)
-    court.judge.blind = False
-    court.run(5.0, until=lambda: bool(court.verdicts))
-    assert [verdict.cause for verdict in court.verdicts] == ["link"]
-
-
 def test_an_agent_that_stops_in_good_order_is_no_death() -> None:
     """STOPPING, then silence."""
     court = open_court()
@@ -381,18 +210,6 @@ def test_a_fresh_start_takes_full_traffic_at_once() -> None:
     court = Courtroom(Judge(RULES, 1, NodeState.STARTING, 1_000.0))
     court.run(0.5)
     assert ev.ChangeState(NodeState.ALIVE, 1.0, "serves") in [decision for _, decision in court.said]
-
-
-def test_a_withdrawn_verdict_is_reached_again_only_by_new_evidence() -> None:
-    """A verdict that could not be published in time counts for nothing later."""
-    court = open_court()
-    court.world = World(pong_after=None, status_after=None)
-    court.run(5.0, until=lambda: bool(court.verdicts))
-    court.judge.withdraw()
-    court.world = World()
-    court.run(5.0)
-    assert len(court.verdicts) == 1
-    assert NodeState.ALIVE is court.judge.state
 
 
 @EASY
