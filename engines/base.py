@@ -119,6 +119,10 @@ class Progress:
     waiting: int
     free_ratio: float
     """Free share of the KV cache, 0..1 (requirements B4)."""
+    prefilling: int = 0
+    """Running requests whose prompt is being computed: no token of theirs can be expected yet."""
+    phase: Literal["serving", "compiling"] = "serving"
+    """``compiling``: it compiles kernels or captures graphs, and its counter may stand for long meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

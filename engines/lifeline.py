@@ -3,6 +3,9 @@
 The kernel walks a dead thread's robust list first: the watcher wakes within milliseconds, pidfd and sockets later.
 """
 
+from __future__ import annotations  # engines bring Pythons of their own, and each loads this file (`engines/hook`)
+
+import contextlib
 import ctypes
 import enum
 import errno
@@ -90,6 +93,15 @@ def hold(path: Path, timeout: float = 5.0) -> None:
     _held.append(shared)  # the mapping must outlive this call: unmapped, the kernel could not find the mutex
 
 
+def hold_own(folder: Path) -> None:
+    """Make and hold this process's lifeline in ``folder``, under its pid; its forked children get theirs.
+
+    Robust lists are not inherited: without its own a child's death would go unseen. Raises as `create` and `hold`.
+    """
+    _take_own(folder)
+    os.register_at_fork(after_in_child=lambda: _take_own_again(folder))
+
+
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lifeline at ``path`` now."""
     shared = _map(path, os.O_RDWR)
@@ -117,6 +129,19 @@ def wait_for_death(path: Path, stop: threading.Event, timeout: float | None = No
             return Fate.STOPPED
         fate = _settle(mutex, _lock(mutex, _SLICE if end is None else min(_SLICE, end - time.monotonic())))
     return fate
+
+
+def _take_own(folder: Path) -> None:
+    path = folder / str(os.getpid())
+    create(path)
+    hold(path)
+
+
+def _take_own_again(folder: Path) -> None:
+    _held.clear()  # the parent's
+    # The child must not suffer: its death is then seen by other means.
+    with contextlib.suppress(OSError, RuntimeError):
+        _take_own(folder)
 
 
 def _settle(mutex: ctypes.c_void_p, code: int, *, keep: bool = False) -> Fate | None:

@@ -152,6 +152,7 @@ class LlamaCpp:
                 running=int(metrics["llamacpp:requests_processing"]),
                 waiting=int(metrics["llamacpp:requests_deferred"]),
                 free_ratio=max(0.0, 1.0 - used / room),
+                prefilling=sum(wire.prefilling(slot) for slot in slots),
             )
         except KeyError as error:
             raise EngineBroken(f"{self.url}/metrics lacks {error}") from error

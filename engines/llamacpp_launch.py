@@ -20,7 +20,6 @@ def launch_command(
     threads: int = 1,
     ubatch: int = 32,
     slot_dir: Path | None = None,
-    lifeline: Path | None = None,
     digest: str | None = None,
 ) -> LaunchCommand:
     """Return the command that starts one engine process.
@@ -38,10 +37,9 @@ def launch_command(
         "--ubatch": ubatch,
         "--slot-dir": slot_dir,
         "--digest": digest,
-        "--lifeline": lifeline,
     }
     argv = [python, "-m", "engines.llamacpp_server"]
     for name, value in settings.items():
         if value is not None:
             argv += [name, str(value)]
-    return LaunchCommand(argv=argv, env={"UNBROKEN_LIFELINE": str(lifeline)} if lifeline else {})
+    return LaunchCommand(argv=argv, env={})

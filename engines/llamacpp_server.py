@@ -1,6 +1,6 @@
 """The llama.cpp engine process: llama.cpp's own HTTP server, one process, settings that make answers repeatable.
 
-Run as `python -m engines.llamacpp_server --port 8001`; it holds its lifeline and ends at once on SIGTERM.
+Run as `python -m engines.llamacpp_server --port 8001`; it ends at once on SIGTERM.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from engines import lifeline, model_files
+from engines import model_files
 
 EXIT_USAGE = 2
 """Wrong arguments or no model file."""
@@ -76,9 +76,6 @@ def settings_tags(*, threads: int, ubatch: int, weights: str, machine: str) -> s
 
 def _start(options: argparse.Namespace) -> Any:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    path = options.lifeline or os.environ.get("UNBROKEN_LIFELINE")
-    if path:
-        _hold(Path(path))
     try:
         model = model_files.find(options.model)
     except model_files.ModelMissingError as error:
@@ -143,15 +140,6 @@ def _parameters(xllamacpp: Any, options: argparse.Namespace, model: Path) -> Any
     return parameters
 
 
-def _hold(path: Path) -> None:
-    try:
-        lifeline.hold(path)
-    except lifeline.LifelineUnsupportedError:
-        return  # the agent knows as well, and watches the process by other means
-    except (OSError, TimeoutError) as error:
-        raise StartError(EXIT_USAGE, f"lifeline {path} cannot be held: {error}") from error
-
-
 def _check_model(model: Path) -> None:
     try:
         with model.open("rb") as file:
@@ -192,7 +180,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=_positive, default=1, help="more than 1 gives up exact resumes")
     parser.add_argument("--ubatch", type=_positive, default=32, help="64 or more gives up exact resumes")
     parser.add_argument("--slot-dir", help="directory for saved slots")
-    parser.add_argument("--lifeline", help="file made by the launcher; default: $UNBROKEN_LIFELINE")
     parser.add_argument("--digest", help="the model file's sha256, if the launcher knows it")
     return parser
 

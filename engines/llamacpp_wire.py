@@ -54,6 +54,16 @@ def invariant(tags: Mapping[str, str]) -> bool:
         return False
 
 
+def prefilling(slot: Mapping[str, Any]) -> bool:
+    """Whether a slot of `/slots` computes a prompt: it is at work and has no token of its answer yet."""
+    if not slot.get("is_processing"):
+        return False
+    # A list of one, once per sequence; an object in older builds.
+    found = slot.get("next_token")
+    token = found[0] if isinstance(found, list) and found else found
+    return isinstance(token, Mapping) and token.get("n_decoded") == 0
+
+
 def metrics(read: bytes) -> dict[str, float]:
     """Parse the plain `name value` lines of Prometheus' text form."""
     pairs = (line.rsplit(" ", 1) for line in read.decode().splitlines() if line and not line.startswith("#"))

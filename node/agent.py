@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 import sys
 import time
@@ -15,14 +16,21 @@ import structlog
 
 from engines.base import Engine
 from engines.llamacpp import open_session
-from node import progress, service
+from node import command, measuring, progress, service
 from node.boot import Booter
+from node.gpu import account
+from node.gpu.devices import wanted
+from node.gpu.health import State
+from node.gpu.watch import GpuWatch
 from node.host import Host
 from node.lease import LeaseKeeper
 from node.notices import Notices
 from node.once import Once
+from node.probing import Prober
+from node.reaper import become_subreaper
 from node.registrar import Registrar
 from node.report import node_report, registry_fields
+from node.running import Running
 from node.state import NodeDir
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
@@ -59,6 +67,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
     another agent that has the node.
     """
     token = _check(settings)
+    become_subreaper()
     async with contextlib.AsyncExitStack() as stack:
         home = NodeDir.open(settings.stack.state_dir, settings.node.id)
         stack.callback(home.close)
@@ -94,12 +103,16 @@ class _Agent:
         self._lease = LeaseKeeper(store, self._node, home.holder, settings.lease, self._fenced_in_redis)
         self._registrar = Registrar(store, self._node, self._describe, self._forgotten)
         self._host = Host(settings, home, self._lease, self._notices, session, self._registrar.announce)
+        devices = wanted(settings.node, os.environ)
+        self._gpus = GpuWatch(self._node, lambda: home.floor, devices, self._gpu_changed, home.path / "gpu.lock")
         self._boot = Booter(
             settings, store, home, self._host, self._lease, self._registrar, self._notices, self._once, address
         )
         self._boot_due = asyncio.Event()
+        self._prober = Prober()
         rpc.add_AgentServicer_to_server(
-            service.AgentService(self._host, self._once, self._notices, self._registrar, self._report), server
+            service.AgentService(self._host, self._once, self._prober, self._notices, self._registrar, self._report),
+            server,
         )
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -112,7 +125,9 @@ class _Agent:
             self._tended("lease", self._lease.run),
             self._tended("registrar", self._registrar.run),
             self._tended("progress", self._follows),
+            self._tended("effort", self._measures),
             self._tended("trim", self._trims),
+            self._tended("gpus", self._gpus.run),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -140,6 +155,9 @@ class _Agent:
     async def _follows(self) -> None:
         await progress.follow(self._followed, self._settings.node.progress_interval_ms)
 
+    async def _measures(self) -> None:
+        await measuring.watch_effort(self._serving_engine, self._settings.node.progress_interval_ms)
+
     async def _boots(self) -> None:
         with contextlib.suppress(StoreUnavailable):
             await self._store.check()
@@ -151,14 +169,17 @@ class _Agent:
     async def _trims(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_S)
-            await asyncio.to_thread(self._host.launcher.log.trim)
+            await asyncio.to_thread(self._host.launcher.tidy)
+            await asyncio.to_thread(self._host.clearing.reaper.reap)
 
     async def _end(self, tasks: "list[asyncio.Task[Any]]") -> None:
         began = time.monotonic()
+        self._host.leaving = True
         self._notices.send(pb.NOTICE_KIND_STOPPING, self._host.epoch)
         # The lease is renewed no more, nothing else is begun; the engine dies before the lease is given up.
         await stop_tasks(*tasks)
         await self._once.close()
+        await self._prober.close()
         if self._lease.claimed:
             await self._quietly("state", self._say_stopped())
         left = await self._host.end()
@@ -170,7 +191,15 @@ class _Agent:
         log.info("agent.stopped", node=self._node, ms=round((time.monotonic() - began) * 1_000))
 
     async def _say_stopped(self) -> None:
-        await registry.set_state(self._store, self._node, self._host.epoch, NodeState.STOPPED, only_in=_NO_JOB)
+        await registry.set_state(
+            self._store,
+            self._node,
+            self._host.epoch,
+            NodeState.STOPPED,
+            only_in=_NO_JOB,
+            why="the agent stops in good order",
+            by="agent",
+        )
 
     async def _quietly(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -191,21 +220,37 @@ class _Agent:
         if self._host.phase == pb.PHASE_FENCED:
             self._boot_due.set()
 
-    def _report(self) -> pb.NodeReport:
-        return node_report(self._host, self._lease)
+    def _gpu_changed(self) -> None:
+        health = self._gpus.health
+        self._host.lose_gpu(health.detail if health.state is State.LOST else "")
+        self._registrar.announce()
+
+    def _report(self, full: bool) -> pb.NodeReport:
+        return account.fill(
+            node_report(self._host, self._lease, self._prober.under_way_s), self._gpus.health, devices=full
+        )
 
     def _describe(self) -> tuple[int, dict[str, str | int | float | bool]]:
-        return self._host.epoch, registry_fields(self._host, self._settings.node, self._address, self._machine)
+        fields = registry_fields(self._host, self._settings.node, self._address, self._machine)
+        return self._host.epoch, fields | account.registry_fields(self._gpus.health)
 
     def _followed(self) -> "tuple[Engine, progress.ProgressLog] | None":
+        engine = self._serving_engine()
+        return (engine.adapter, engine.progress) if engine is not None else None
+
+    def _serving_engine(self) -> Running | None:
         engine = self._host.engine
-        return (engine.adapter, engine.progress) if engine is not None and engine.serving else None
+        return engine if engine is not None and engine.serving else None
 
 
 def _check(settings: Settings) -> str | None:
     """Return the agents' token. Raises SettingsError."""
     if not sys.platform.startswith("linux"):
         raise SettingsError("the agent needs Linux: it watches and ends processes through /proc and pidfd")
+    command.check(settings.node.command)
+    advice = settings.lease.advice()
+    if advice:
+        log.warning("lease.tight", node=settings.node.id, advice=advice)
     token = read_token(settings.auth.agent_token_file)
     host = settings.node.agent_host
     if token is None and not _loopback(host):

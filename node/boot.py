@@ -13,6 +13,7 @@ from node.launcher import StartFailed
 from node.lease import LeaseKeeper
 from node.notices import Notices
 from node.once import Once
+from node.refusals import NotServing, WarmUpFailed
 from node.registrar import Registrar
 from node.state import NodeDir
 from protocol import unbroken_pb2 as pb
@@ -117,8 +118,12 @@ class Booter:
                 self._tell_failed(epoch)
                 return
             await self._host.start(epoch)
-        except StartFailed:
+            # Nothing is sent to an engine that has never generated anything (WarmUp does it for recovery jobs).
+            await self._host.prove(epoch)
+        except (StartFailed, WarmUpFailed):
             self._tell_failed(epoch)
+        except NotServing:
+            pass  # died or fenced meanwhile, which was told
 
     def _tell_failed(self, epoch: int) -> None:
         self._notices.send(pb.NOTICE_KIND_ENGINE_DOWN, epoch, "start_failed", self._host.detail)
@@ -130,6 +135,8 @@ class Booter:
                 self._node,
                 epoch,
                 NodeState.STARTING,
+                why=f"the agent starts an engine under epoch {epoch}",
+                by="agent",
                 agent=self._address,
                 engine_url="",
                 cause="",

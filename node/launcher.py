@@ -1,4 +1,4 @@
-"""Starts an engine process: own session, epoch mark, lifeline, no core dump, log of bounded size.
+"""Starts an engine process: own session, epoch mark, lifelines, no core dump, log of bounded size.
 
 The log is a file, not a pipe: the engine must survive the agent, and a broken pipe would kill it.
 """
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import structlog
 
-from engines import lifeline, model_files
+from engines import model_files
+from engines.base import LaunchCommand
 from engines.llamacpp import launch_command
-from node import processes
+from node import command, processes
 from node.mark import VARIABLE, Mark
 from node.state import NodeDir, Record
 from recovery.config import NodeSettings
@@ -26,6 +28,9 @@ from recovery.errors import UnbrokenError
 _LOG_BYTES = 4 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
 _TAIL_CHARS = 2_000
+_HOOK = Path(model_files.__file__).parent / "hook"
+"""Python processes of the engine run what is in here at their start: they take hold of their lifelines."""
+_LIFELINES = "UNBROKEN_LIFELINES"
 
 log = structlog.get_logger()
 
@@ -89,28 +94,19 @@ class Launcher:
     async def launch(self, epoch: int) -> Launched:
         """Start a process under `epoch` and record it on disk; it is not ready yet. Raises StartFailed."""
         settings = self._settings
+        port = settings.engine_port or _free_port(settings.engine_host)
         try:
-            model = model_files.find(settings.model)
-            digest = await asyncio.to_thread(model_files.digest, model)
+            order = await (self._own_command(port) if settings.command else self._command(port))
         except OSError as error:
             raise StartFailed(f"node.model: {error}") from error
-        port = settings.engine_port or _free_port(settings.engine_host)
-        line = self._lifeline(epoch)
-        command = launch_command(
-            python=sys.executable,
-            model=model,
-            alias=settings.model_name,
-            host=settings.engine_host,
-            port=port,
-            slots=settings.slots,
-            context=settings.context,
-            lifeline=line,
-            digest=digest,
-        )
+        lifelines = self._lifelines(epoch)
         # Settings may hold secrets (a Redis password): the engine gets none of them.
         env = {name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")}
-        env |= command.env | {VARIABLE: str(Mark(settings.id, epoch, self._home.holder))}
-        child = self._spawn(command.argv, env, settings.engine_nice)
+        env |= order.env | {VARIABLE: str(Mark(settings.id, epoch, self._home.holder))}
+        if lifelines is not None:
+            others = env.get("PYTHONPATH")
+            env |= {_LIFELINES: str(lifelines), "PYTHONPATH": f"{_HOOK}{os.pathsep}{others}" if others else str(_HOOK)}
+        child = self._spawn(order.argv, env, settings.engine_nice)
         identity = processes.identify(child.pid)
         started = identity.started if identity else 0
         host = f"[{settings.engine_host}]" if ":" in settings.engine_host else settings.engine_host
@@ -120,16 +116,54 @@ class Launcher:
             pgid=child.pid,
             epoch=epoch,
             url=f"http://{host}:{port}",
-            lifeline=str(line) if line else "",
+            lifeline=str(lifelines or ""),
         )
         self._home.record(record)
         return Launched(record, child)
 
     def sweep(self, keep: str = "") -> None:
-        """Remove lifeline files of engines this agent launched, that of a living one excepted."""
+        """Remove the lifelines of engines this agent launched, those of a living one excepted."""
         for path in _shared_memory(self._home).glob(f"{_prefix(self._home)}*"):
             if str(path) != keep:
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Trim the log, and remove the lifelines of an engine's passing helpers once they have ended."""
+        self.log.trim()
+        folder = self._home.engine.lifeline if self._home.engine is not None else ""
+        with contextlib.suppress(OSError):
+            for path in Path(folder).iterdir() if folder else ():
+                if path.name.isdigit() and processes.read(int(path.name)) is None:
+                    path.unlink(missing_ok=True)
+
+    async def _command(self, port: int) -> LaunchCommand:
+        """Return the adapter's command. Raises OSError without a model file."""
+        settings = self._settings
+        model = model_files.find(settings.model)
+        return launch_command(
+            python=sys.executable,
+            model=model,
+            alias=settings.model_name,
+            host=settings.engine_host,
+            port=port,
+            slots=settings.slots,
+            context=settings.context,
+            digest=await asyncio.to_thread(model_files.digest, model),
+        )
+
+    async def _own_command(self, port: int) -> LaunchCommand:
+        """Return the operator's command. Raises OSError without a model file, if it names one; SettingsError."""
+        settings = self._settings
+        needs_model = command.wants(settings.command, "model")
+        values = {
+            "host": settings.engine_host,
+            "port": str(port),
+            "model": str(model_files.find(settings.model)) if needs_model else "",
+            "alias": settings.model_name,
+            "slots": str(settings.slots),
+            "context": str(settings.context),
+        }
+        return LaunchCommand(argv=command.fill(settings.command, values), env={})
 
     def _spawn(self, argv: list[str], env: dict[str, str], nice: int) -> "subprocess.Popen[bytes]":
         output = self.log.begin()
@@ -152,24 +186,25 @@ class Launcher:
             resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
         return child
 
-    def _lifeline(self, epoch: int) -> Path | None:
+    def _lifelines(self, epoch: int) -> Path | None:
+        """Make a fresh folder for them; None where that fails: the process table tells of deaths all the same."""
         self._count += 1
         path = _shared_memory(self._home) / f"{_prefix(self._home)}{epoch}-{os.getpid()}-{self._count}"
         try:
-            lifeline.create(path)
+            path.mkdir(mode=0o700)
         except OSError as error:
-            log.warning("lifeline.unsupported", node=self._settings.id, error=str(error))
+            log.warning("lifelines.unusable", node=self._settings.id, error=str(error))
             return None
         return path
 
 
 def _shared_memory(home: NodeDir) -> Path:
-    path = Path("/dev/shm")  # noqa: S108 - the lifeline must be on tmpfs, and its name holds a random id
+    path = Path("/dev/shm")  # noqa: S108 - lifelines must be on tmpfs, and its name holds a random id
     return path if path.is_dir() else home.path
 
 
 def _prefix(home: NodeDir) -> str:
-    return f"unbroken-lifeline-{home.holder}-"
+    return f"unbroken-lifelines-{home.holder}-"
 
 
 def _free_port(host: str) -> int:

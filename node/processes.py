@@ -12,6 +12,9 @@ from pathlib import Path
 
 _LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
+_ENDING = 0x4 | 0x200
+"""Kernel flags of a thread that is on its way out (PF_EXITING) or dumps core (PF_DUMPCORE)."""
+_KILLED = 1 << (signal.SIGKILL - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +27,80 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc says of a process now."""
+    """What /proc says of a process, or of one thread, now."""
 
     pid: int
+    name: str
     state: str
     parent: int
     group: int
+    session: int
+    flags: int
+    ticks: int
+    """CPU time used, in clock ticks."""
     started: int
+    pending: int
+    """Signals on their way to this thread, as a bit mask."""
 
     @property
     def living(self) -> bool:
         """Whether it still runs: a zombie does not."""
         return self.state not in "ZXx"
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is halted by a signal or a debugger."""
+        return self.state in "Tt"
 
-def read(pid: int) -> Stat | None:
-    """Return a process's stat, None when there is no such process."""
+    @property
+    def ending(self) -> bool:
+        """Whether the thread this was read of will never run its program again.
+
+        Seen as soon as a kill is sent, long before a big process's memory is freed and its pidfd and sockets tell.
+        """
+        return not self.living or bool(self.flags & _ENDING or self.pending & _KILLED)
+
+
+def parse(text: bytes) -> Stat:
+    """Read the content of a stat file."""
+    # The name in brackets may itself hold brackets and spaces.
+    head, _, tail = text.rpartition(b")")
+    pid, _, name = head.partition(b" (")
+    fields = tail.split()
+    return Stat(
+        pid=int(pid),
+        name=name.decode("utf-8", "replace"),
+        state=fields[0].decode("ascii"),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        flags=int(fields[6]),
+        ticks=int(fields[11]) + int(fields[12]),
+        started=int(fields[19]),
+        pending=int(fields[28]),
+    )
+
+
+def read(pid: int, thread: int = 0) -> Stat | None:
+    """Return the stat of a process, or of one of its threads; None when there is none."""
+    path = f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat"
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return parse(Path(path).read_bytes())
     except OSError:
         return None
-    # The name in brackets may itself hold brackets and spaces.
-    fields = text.rpartition(")")[2].split()
-    return Stat(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def threads(pid: int) -> list[int]:
+    """Return the ids of a process's threads; none when it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - read 40 times a second
+    except OSError:
+        return []
+
+
+def ending(pid: int) -> bool:
+    """Whether no thread of a process will ever run again; a first thread that left its others behind is no end."""
+    return all(stat is None or stat.ending for stat in (read(pid, thread) for thread in threads(pid)))
 
 
 def identify(pid: int) -> Identity | None:
@@ -64,7 +118,7 @@ def alive(identity: Identity) -> bool:
 def stopped(identity: Identity) -> bool:
     """Whether it is halted (SIGSTOP, a debugger) and so would ignore TERM."""
     stat = read(identity.pid)
-    return stat is not None and stat.started == identity.started and stat.state in "Tt"
+    return stat is not None and stat.started == identity.started and stat.stopped
 
 
 def send(identity: Identity, number: signal.Signals) -> bool:
@@ -90,7 +144,7 @@ def tree(root: Identity) -> set[Identity]:
 
     Empty when the pid is another process's now: neither group nor children would be ours.
     """
-    stats = {stat.pid: stat for stat in _all()}
+    stats = {stat.pid: stat for stat in everything()}
     top = stats.get(root.pid)
     if top is None or top.started != root.started:
         return set()
@@ -131,7 +185,8 @@ def _listeners(port: int) -> Iterator[str]:
                 yield fields[9]
 
 
-def _all() -> Iterator[Stat]:
+def everything() -> Iterator[Stat]:
+    """Yield the stat of every process there is, zombies included."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             stat = read(int(entry.name))

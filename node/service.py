@@ -13,14 +13,18 @@ import grpc
 import grpc.aio
 import structlog
 
-from node.host import Host, NotServing, OldEngineRuns, WarmUpFailed
+from engines.probing import Outcome
+from node.gpu.refusal import GpuLost
+from node.host import Host
 from node.launcher import StartFailed
 from node.notices import Notices, Outgoing
 from node.once import Once
+from node.probing import Prober
+from node.refusals import NoLease, NotServing, OldEngineRuns, WarmUpFailed
 from node.registrar import Registrar
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
-from protocol.channel import SERVER_OPTIONS, STALE_EPOCH_KEY
+from protocol.channel import OPERATOR_KEY, SERVER_OPTIONS, STALE_EPOCH_KEY
 from recovery.auth import same_token
 from recovery.errors import LeaseHeld, SettingsError, StaleEpoch, UnbrokenError
 
@@ -28,13 +32,24 @@ _REGISTERED_S = 2.0
 """How long a Start waits for the new address to be in the registry before it reports success all the same."""
 _MAX_U32 = 2**32 - 1
 
+_PROBE_S = (0.05, 60.0)
+"""Bounds of a probe's deadline."""
+
 log = structlog.get_logger()
 
+_OUTCOMES = {
+    Outcome.PASSED: pb.PROBE_OUTCOME_PASSED,
+    Outcome.LATE: pb.PROBE_OUTCOME_LATE,
+    Outcome.FAILED: pb.PROBE_OUTCOME_FAILED,
+    Outcome.NEUTRAL: pb.PROBE_OUTCOME_NEUTRAL,
+}
 _CODES: dict[type[UnbrokenError], grpc.StatusCode] = {
     StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
     OldEngineRuns: grpc.StatusCode.FAILED_PRECONDITION,
     NotServing: grpc.StatusCode.FAILED_PRECONDITION,
     LeaseHeld: grpc.StatusCode.FAILED_PRECONDITION,
+    NoLease: grpc.StatusCode.UNAVAILABLE,  # as if the agent were away: the caller waits, and the engine is kept
+    GpuLost: grpc.StatusCode.FAILED_PRECONDITION,
     StartFailed: grpc.StatusCode.ABORTED,
     WarmUpFailed: grpc.StatusCode.ABORTED,
 }
@@ -47,9 +62,17 @@ class AgentService(rpc.AgentServicer):
     """Answers sentinel and workers for one node."""
 
     def __init__(
-        self, host: Host, once: Once, notices: Notices, registrar: Registrar, report: Callable[[], pb.NodeReport]
+        self,
+        host: Host,
+        once: Once,
+        prober: Prober,
+        notices: Notices,
+        registrar: Registrar,
+        report: Callable[[bool], pb.NodeReport],
     ) -> None:
+        """`report` makes the node's report, on True with every device."""
         self._host = host
+        self._prober = prober
         self._once = once
         self._notices = notices
         self._registrar = registrar
@@ -76,13 +99,25 @@ class AgentService(rpc.AgentServicer):
         context: Context,  # noqa: ARG002 - gRPC passes it
     ) -> pb.NodeReport:
         """Say how the node stands."""
-        return self._report()
+        return self._report(True)
+
+    async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:  # noqa: N802, ARG002 - gRPC
+        """Have the engine generate one token."""
+        engine = self._host.engine
+        if engine is None or not engine.serving or engine.record.epoch != request.epoch:
+            return pb.ProbeReply(outcome=pb.PROBE_OUTCOME_NEUTRAL, detail="no engine serves under this epoch")
+        deadline_s = min(max(request.deadline_ms / 1_000, _PROBE_S[0]), _PROBE_S[1])
+        shown = await self._prober.run(engine, deadline_s)
+        took_ms = round(shown.took_s * 1_000)
+        return pb.ProbeReply(
+            outcome=_OUTCOMES[shown.outcome], took_ms=took_ms, detail=shown.detail, answered=shown.answered
+        )
 
     async def Fence(self, request: pb.Command, context: Context) -> pb.NodeReport:  # noqa: N802 - gRPC
         """Refuse everything below the command's epoch and cut off what runs under it."""
         async with self._command("fence", request, context):
             self._host.fence(request.epoch)
-        return self._report()
+        return self._report(False)
 
     async def Reclaim(self, request: pb.Command, context: Context) -> pb.ReclaimReply:  # noqa: N802 - gRPC
         """End the old engine's process tree and prove it gone."""
@@ -130,7 +165,7 @@ class AgentService(rpc.AgentServicer):
         if isinstance(item, pb.Notice):
             return pb.Beat(notice=item)
         read_ns, ping = item
-        report = self._report()
+        report = self._report(False)
         took = min(_MAX_U32, (time.monotonic_ns() - read_ns) // 1_000)
         return pb.Beat(pong=pb.Pong(seq=ping.seq, sent_ns=ping.sent_ns, processing_us=took, report=report))
 
@@ -184,7 +219,11 @@ async def _read(pings: AsyncIterator[pb.Ping], queue: Outgoing) -> None:
 
 async def _abort(context: Context, error: UnbrokenError) -> None:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
-    trailing = ((STALE_EPOCH_KEY, str(error.current)),) if isinstance(error, StaleEpoch) else ()
+    trailing: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, StaleEpoch):
+        trailing = ((STALE_EPOCH_KEY, str(error.current)),)
+    elif isinstance(error, GpuLost):
+        trailing = ((OPERATOR_KEY, "1"),)
     message = f"stale epoch: {error}" if isinstance(error, StaleEpoch) else str(error)
     await context.abort(code, message, trailing)
 

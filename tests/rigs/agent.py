@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,8 +140,15 @@ class RunningAgent:
         return await until(reached, timeout, self.said)
 
     async def serving(self) -> pb.NodeReport:
-        """Wait until the engine serves and return the report."""
-        return await self.phase(pb.PHASE_SERVING)
+        """Wait until the engine serves and has proven itself, and return the report."""
+        await self.phase(pb.PHASE_SERVING)
+        stub = await self.stub()
+
+        async def ready() -> pb.NodeReport | None:
+            report = await stub.Status(pb.StatusRequest(), timeout=5, metadata=credentials(self.token))
+            return report if report.ready else None
+
+        return await until(ready, SERVING_S, self.said)
 
     def command(self, epoch: int, node: str = "") -> pb.Command:
         """Return a command for this node."""
@@ -152,8 +160,8 @@ class RunningAgent:
         return set(mark.find(lambda found: bool(holder) and found.holder == holder))
 
     def lifelines(self) -> list[Path]:
-        """Return the lifeline files of this node's engines."""
-        return list(Path("/dev/shm").glob(f"unbroken-lifeline-{self.holder}-*"))
+        """Return the folders of lifelines of this node's engines."""
+        return list(Path("/dev/shm").glob(f"unbroken-lifelines-{self.holder}-*"))
 
     async def aclose(self) -> None:
         """End agent and engines, roughly."""
@@ -169,7 +177,7 @@ class RunningAgent:
             await asyncio.sleep(0.05)
         if (self.home / "holder").exists():
             for path in self.lifelines():
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
         assert not left, f"engines survived: {left}"
 
     async def _answers(self, address: str) -> bool:

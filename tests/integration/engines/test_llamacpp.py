@@ -328,18 +328,22 @@ async def test_the_progress_counter_grows_in_prefill_and_in_decode(running: Runn
     try:
         # While the prompt is processed
         seen: set[int] = set()
+        prefilling: set[int] = set()
         while not first.done():
             progress = await engine.progress(5)
             if not first.done():
                 seen.add(progress.counter)
+                prefilling.add(progress.prefilling)
             await asyncio.sleep(0.02)
         assert len(seen) > 5
+        assert 1 in prefilling
         # While tokens are decoded
         await first
         before = await engine.progress(5)
         await anext(answer)
         await anext(answer)
         assert (await engine.progress(5)).counter > before.counter
+        assert (before.running, before.prefilling) == (1, 0)
         assert 0 < before.free_ratio < 1
     finally:
         first.cancel()

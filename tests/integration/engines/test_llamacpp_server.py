@@ -3,15 +3,11 @@
 import socket
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from engines import lifeline
 from engines.base import Generation
-from engines.lifeline import Fate
 from tests.rigs.engine import free_port, running_engine
 
 
@@ -64,26 +60,6 @@ def test_wrong_options_are_usage_errors() -> None:
     """Exit code 2."""
     assert start("--port", "0").returncode == 2
     assert start().returncode == 2
-
-
-async def test_the_engine_holds_its_lifeline_until_it_is_killed(tmp_path: Path) -> None:
-    """Held before the model is loaded, by the process that serves."""
-    # Given
-    path = tmp_path / "life"
-    lifeline.create(path)
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            fate = pool.submit(lifeline.wait_for_death, path, stop)
-            async with running_engine(tmp_path, lifeline=path) as running:
-                assert lifeline.is_held(path)
-                assert not fate.done()
-                # When
-                running.kill9()
-                # Then
-                assert fate.result(10) is Fate.DIED
-        finally:
-            stop.set()
 
 
 async def test_sigterm_ends_the_engine_at_once_even_under_a_stream(tmp_path: Path) -> None:

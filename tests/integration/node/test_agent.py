@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -17,49 +16,16 @@ from engines.base import Generation
 from engines.llamacpp import open_session
 from node import processes
 from protocol import unbroken_pb2 as pb
-from protocol import unbroken_pb2_grpc as rpc
 from protocol.channel import STALE_EPOCH_KEY
 from recovery import leases, registry
 from recovery.registry import NodeState
 from recovery.store import node_key
 from tests.rigs.agent import RunningAgent, running_agent, until
+from tests.rigs.processes import script
 from tests.rigs.valkey import Valkey
+from tests.rigs.watching import watching
 
-
-class Watching:
-    """A Watch stream as a sentinel holds it: pings on demand, beats collected."""
-
-    def __init__(self, stub: rpc.AgentStub) -> None:
-        self._call = stub.Watch()
-        self._seq = 0
-
-    async def ping(self) -> pb.Pong:
-        """Send a ping and return its pong; notices before it fail the test."""
-        self._seq += 1
-        await self._call.write(pb.Ping(seq=self._seq, sent_ns=17, sentinel="test"))
-        beat = await asyncio.wait_for(self._call.read(), 5)
-        assert beat.WhichOneof("kind") == "pong", beat
-        assert beat.pong.seq == self._seq
-        pong: pb.Pong = beat.pong
-        return pong
-
-    async def notice(self, timeout: float = 10.0) -> pb.Notice:
-        """Wait for the next notice."""
-        beat = await asyncio.wait_for(self._call.read(), timeout)
-        assert beat is not grpc.aio.EOF
-        assert beat.WhichOneof("kind") == "notice", beat
-        notice: pb.Notice = beat.notice
-        return notice
-
-
-@contextlib.asynccontextmanager
-async def watching(agent: RunningAgent) -> AsyncIterator[Watching]:
-    """Hold a Watch stream."""
-    watch = Watching(await agent.stub())
-    try:
-        yield watch
-    finally:
-        watch._call.cancel()
+SPINS = "print('ready', flush=True)\nwhile True: pass"
 
 
 async def recover(agent: RunningAgent, epoch: int) -> pb.StartReply:
@@ -339,6 +305,76 @@ async def test_an_engine_that_died_before_its_warm_up_is_replaced_by_the_next_st
         assert (await stub.WarmUp(command, timeout=60)).tokens >= 4
 
 
+async def test_nothing_is_ready_before_it_has_generated_something(redis_url: str, tmp_path: Path) -> None:
+    """Loading, serving but not warmed up, about to stop: no work for any of them (case G4-09)."""
+    async with running_agent(redis_url, tmp_path) as agent:
+        stub = await agent.stub()
+        ready = False
+        while not ready:
+            report = await stub.Status(pb.StatusRequest(), timeout=5)
+            ready = report.ready
+            assert report.phase == pb.PHASE_SERVING or not ready
+            await asyncio.sleep(0.01)
+        assert "engine.started" in agent.said()
+        command = agent.command(await fence_in_redis(agent, 1))
+        await stub.Fence(command, timeout=10)
+        assert not (await agent.status()).ready
+        await stub.Reclaim(command, timeout=30)
+
+        await stub.Start(command, timeout=60)
+        started = await agent.status()
+        await stub.WarmUp(command, timeout=60)
+        warm = await agent.status()
+
+        assert (started.phase, started.ready) == (pb.PHASE_SERVING, False)
+        assert (warm.phase, warm.ready) == (pb.PHASE_SERVING, True)
+        async with watching(agent) as watch:
+            await watch.ping()
+            assert agent.process is not None
+            agent.process.terminate()
+            assert (await watch.notice()).kind == pb.NOTICE_KIND_STOPPING
+            assert not (await watch.ping()).report.ready
+        assert await agent.exit_code() == 0
+
+
+async def test_an_engine_is_not_warmed_up_for_work_without_a_lease(own_valkey: Valkey, tmp_path: Path) -> None:
+    """The caller is told to wait, and the engine is kept; with Redis back it goes on (requirements D3)."""
+    async with running_agent(
+        own_valkey.url, tmp_path, lease__renew_interval_ms=300, lease__lease_timeout_ms=1_000
+    ) as agent:
+        await agent.serving()
+        stub = await agent.stub()
+        command = agent.command(await fence_in_redis(agent, 1))
+        await stub.Fence(command, timeout=10)
+        await stub.Reclaim(command, timeout=30)
+        started = await stub.Start(command, timeout=60)
+        own_valkey.stop(signal.SIGKILL)
+
+        async def lost() -> bool:
+            return not (await stub.Status(pb.StatusRequest(), timeout=5)).lease_held
+
+        await until(lost)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.WarmUp(command, timeout=30)
+
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "its lease is not held" in (refused.value.details() or "")
+        assert (await stub.Status(pb.StatusRequest(), timeout=5)).engine_pid == started.engine_pid
+        own_valkey.start()
+
+        async def warmed_up() -> bool:
+            try:
+                await stub.WarmUp(command, timeout=30)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return False
+            return True
+
+        await until(warmed_up, 20.0, agent.said)
+        assert (await stub.Status(pb.StatusRequest(), timeout=5)).engine_pid == started.engine_pid
+
+
 async def test_an_engine_serves_on_while_redis_is_away(own_valkey: Valkey, tmp_path: Path) -> None:
     """Requirements D12; the lease is taken again once Redis is back, and so is an agent's boot."""
     async with running_agent(own_valkey.url, tmp_path, lease__lease_timeout_ms=1_500) as agent:
@@ -413,6 +449,36 @@ async def test_a_frozen_engine_with_work_stands_still_in_the_report(redis_url: s
                 return (await agent.status()).still_ms < 1_000
 
             await until(moves)
+
+
+async def test_a_starved_engine_is_seen_to_wait_and_gets_its_answers_out(redis_url: str, tmp_path: Path) -> None:
+    """A few percent of one CPU: its steps take half a second, and it is neither stuck nor silent (case G4-02)."""
+    cpu = min(os.sched_getaffinity(0))
+    async with running_agent(redis_url, tmp_path, node__engine_nice=10) as agent, open_session() as session:
+        report = await agent.serving()
+        engine = connect("llamacpp", report.engine_url, session)
+        prompt = await engine.tokenize("Count from one to one thousand: one, two, three,", 10)
+        answer = engine.generate(Generation(prompt, 400, sampling={"ignore_eos": True}), 10)
+        async with contextlib.aclosing(answer):
+            await anext(answer)
+            with contextlib.ExitStack() as spinning:
+                for _ in range(3):
+                    os.sched_setaffinity(spinning.enter_context(script(SPINS)).pid, {cpu})
+                for thread in processes.threads(report.engine_pid):
+                    os.sched_setaffinity(thread, {cpu})
+                before = await agent.status()
+                seen = set()
+
+                async def moved_and_waited() -> bool:
+                    now = await agent.status()
+                    seen.add(now.progress)
+                    return len(seen) > 3 and now.wait_ms > before.wait_ms + 1_500
+
+                await until(moved_and_waited, 60.0, agent.said)
+                after = await agent.status()
+
+            assert after.wait_ms - before.wait_ms > after.cpu_ms - before.cpu_ms
+            assert (after.ready, after.halted, after.running) == (True, False, 1)
 
 
 async def test_a_stop_in_mid_start_leaves_nothing_behind(redis_url: str, tmp_path: Path) -> None:

@@ -116,6 +116,16 @@ async def test_a_dead_agents_lease_is_waited_out(redis_url: str, tmp_path: Path)
         assert (await agent.serving()).epoch == 2
 
 
+async def test_a_lease_that_a_slow_redis_may_cost_is_warned_of(redis_url: str, tmp_path: Path) -> None:
+    """Below 5:1; below 3:1 is refused (requirements D3)."""
+    tight: dict[str, Any] = {"lease__renew_interval_ms": 500, "lease__lease_timeout_ms": 2_000}
+    async with running_agent(redis_url, tmp_path, node__model=tmp_path / "no.gguf", **tight) as agent:
+        await agent.phase(pb.PHASE_FAILED)
+
+        assert agent.said().count('"lease.tight"') == 1
+        assert "lease.lease_timeout_ms is below 5" in agent.said()
+
+
 async def test_a_wrong_or_missing_token_is_unauthenticated(redis_url: str, tmp_path: Path) -> None:
     """No call of any kind gets through without it, the stream included."""
     token = tmp_path / "token"

@@ -55,3 +55,18 @@ def test_a_server_without_our_tags_is_not_invariant() -> None:
 def test_metrics_are_read_by_name() -> None:
     """Comments are skipped."""
     assert wire.metrics(b"# HELP a:b c\na:b 5\na:c 0.5\n") == {"a:b": 5.0, "a:c": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("slot", "prefilling"),
+    [
+        ({"is_processing": False}, False),
+        ({"is_processing": True, "next_token": [{"n_decoded": 0}]}, True),
+        ({"is_processing": True, "next_token": {"n_decoded": 0}}, True),
+        ({"is_processing": True, "next_token": [{"n_decoded": 3}]}, False),
+        ({"is_processing": True}, False),
+    ],
+)
+def test_a_slot_computes_a_prompt_until_its_first_token(slot: dict[str, object], prefilling: bool) -> None:
+    """As /slots shows it, in new builds and old ones."""
+    assert wire.prefilling(slot) is prefilling

@@ -1,10 +1,16 @@
-"""The progress bookkeeping, in virtual time."""
+"""The progress bookkeeping, in virtual time, and the loop that asks the engine."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.base import Progress
-from node.progress import ProgressLog
+from engines.base import Engine, Progress
+from node.progress import ProgressLog, follow
+from recovery.stopping import stop_tasks
 
 
 def answer(counter: int, running: int = 0, waiting: int = 0) -> Progress:
@@ -86,3 +92,106 @@ def test_still_time_is_bounded_by_what_happened(steps: list[tuple[float, int, in
 
     assert 0 <= view.still_ms <= round((now + rest - moved) * 1_000) + 1
     assert running or view.still_ms == 0
+
+
+def test_an_engine_that_owes_an_answer_is_busy_and_then_stands() -> None:
+    """Even an idle one: the question itself is work it does not do."""
+    log = ProgressLog(0.0)
+    log.answered(1.0, answer(10))
+    assert not log.busy(5.0)
+
+    log.asked(5.0)
+
+    assert (log.busy(5.01), log.stands(5.01)) == (False, False)
+    assert (log.busy(5.06), log.stands(5.06)) == (True, False)
+    assert log.stands(5.2)
+    log.answered(5.3, answer(10))
+    assert (log.busy(5.4), log.stands(5.4)) == (False, False)
+
+
+def test_a_counter_that_rests_under_work_stands() -> None:
+    """Then its processes are looked at closely."""
+    log = ProgressLog(0.0)
+    log.answered(1.0, answer(10, running=1))
+    log.answered(1.1, answer(11, running=1))
+
+    assert (log.busy(1.15), log.stands(1.15), log.stands(1.21)) == (True, False, True)
+
+
+def test_what_the_engine_says_of_prompts_and_compiling_is_shown() -> None:
+    """Both excuse a counter that stands, for a while."""
+    log = ProgressLog(0.0)
+    log.answered(1.0, Progress(1, running=2, waiting=0, free_ratio=1.0, prefilling=1, phase="compiling"))
+
+    assert (log.view(1.0).prefilling, log.view(1.0).compiling) == (1, True)
+
+
+class FakeEngine:
+    """Answers a question when told to."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+        self.open = 0
+        self.may_answer = asyncio.Event()
+
+    async def progress(self, timeout: float) -> Progress:  # noqa: ARG002 - the adapters' signature
+        """Answer late."""
+        self.questions += 1
+        self.open += 1
+        try:
+            await self.may_answer.wait()
+        finally:
+            self.open -= 1
+        return answer(self.questions)
+
+
+class Following:
+    """The loop that asks, and whom it asks."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.log = ProgressLog(0.0)
+        self.current: tuple[Engine, ProgressLog] | None = (cast("Engine", engine), self.log)
+        self._task = asyncio.create_task(follow(lambda: self.current, 10))
+
+    async def until(self, question: Callable[[], bool]) -> None:
+        """Poll until the answer is yes."""
+        async with asyncio.timeout(10):
+            while not question():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """End the loop."""
+        await stop_tasks(self._task)
+
+
+async def test_a_question_stays_open_while_the_engine_takes_its_time() -> None:
+    """A starved engine, asked anew again and again, would never get an answer out."""
+    engine = FakeEngine()
+    following = Following(engine)
+    try:
+        await following.until(lambda: engine.questions == 1)
+        await asyncio.sleep(0.3)  # thirty times the interval
+        assert (engine.questions, engine.open) == (1, 1)
+        assert following.log.stands(time.monotonic())
+
+        engine.may_answer.set()
+        await following.until(lambda: following.log.view(time.monotonic()).counter > 1)
+    finally:
+        await following.close()
+
+
+async def test_a_question_to_an_engine_that_was_replaced_is_dropped() -> None:
+    """The new one must not wait for the old one's answer."""
+    old, new = FakeEngine(), FakeEngine()
+    new.may_answer.set()
+    following = Following(old)
+    try:
+        await following.until(lambda: old.open == 1)
+        log = ProgressLog(0.0)
+        following.current = (cast("Engine", new), log)
+
+        await following.until(lambda: log.view(time.monotonic()).counter > 0)
+
+        assert old.open == 0
+    finally:
+        await following.close()
