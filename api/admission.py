@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.context import Context
+from api.context import Context, Failed
 from api.errors import ApiError, EngineRefusal, unavailable
 from api.journaling import Record
 from api.requests import Ask, budget
@@ -54,6 +54,7 @@ async def admit(context: Context, ask: Ask, request: str, ids: list[int]) -> Adm
     known_model(context, ask.model)
     deadline = time.monotonic() + context.settings.request.resume_deadline_s
     refused: set[str] = set()
+    failed: list[Failed] = []
     while True:
         node = context.table.choose(ask.model, refused) or await _queue(context, ask.model, deadline)
         try:
@@ -63,9 +64,11 @@ async def admit(context: Context, ask: Ask, request: str, ids: list[int]) -> Adm
             if error.status < 500 or node.id in refused or len(refused) >= _STUMBLES:
                 raise EngineRefusal(error.status, error.body) from error
             refused.add(node.id)
+            failed.append((node, str(error)))
             continue
         if prompt_ids is not None:
             break
+    context.blame(failed, node, request)
     max_tokens = budget(ask, len(prompt_ids), node.context, context.settings.request.default_max_tokens)
     plan = Plan("exact", prompt_ids, max_tokens, min(ask.min_tokens, max_tokens), 0)
     record = Record(

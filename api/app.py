@@ -21,6 +21,7 @@ from api.journaling import JournalWriter
 from api.metrics import Metrics
 from api.resume import read_inbox
 from api.routing import RoutingTable
+from api.witness import Witness
 from engines.llamacpp import open_session
 from recovery.auth import Keys
 from recovery.config import Settings
@@ -78,6 +79,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     session = open_session()
     metrics = Metrics()
     table = RoutingTable(settings, store, session)
+    metrics.show_nodes(lambda: table.nodes.values())
     journal = JournalWriter(store, name, settings.request, metrics)
     context = app.state.context = Context(name, settings, store, table, journal, metrics)
     tasks: list[asyncio.Task[None]] = []
@@ -89,7 +91,8 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
             log.warning("gateway.redis_away", error=str(error), hint="streams start once Redis has been seen")
         if app.state.keys.open_to_all:
             log.warning("gateway.open_to_all", hint="set auth.keys_file to ask for API keys")
-        for work in (table.keep_fresh, table.follow_events, partial(read_inbox, context), journal.run):
+        witness = Witness(store, name, table.pulses)
+        for work in (table.keep_fresh, table.follow_events, partial(read_inbox, context), journal.run, witness.run):
             tasks.append(asyncio.create_task(_keep_running(work)))
         yield
     finally:

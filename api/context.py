@@ -10,10 +10,14 @@ from api.journaling import JournalWriter
 from api.metrics import Metrics
 from api.routing import RoutingTable
 from recovery.config import Settings
+from recovery.registry import Node
 from recovery.store import Store
 
 if TYPE_CHECKING:
     from api.streams import Stream
+
+Failed = tuple[Node, str]
+"""A node that answered a request with an error of its own, and which."""
 
 
 @dataclass(slots=True)
@@ -43,3 +47,10 @@ class Context:
         finally:
             self.queued -= 1
             self.metrics.queued.dec()
+
+    def blame(self, failed: list[Failed], served_by: Node, request: str) -> None:
+        """Hold a request against the nodes that failed it, now that another one has served it; empties the list."""
+        for node, reason in failed:
+            if node.id != served_by.id and self.table.blame(node):
+                self.journal.evidence(node.id, node.epoch, request, f"failed request after request: {reason[:200]}")
+        failed.clear()

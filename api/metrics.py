@@ -1,6 +1,12 @@
 """The gateway's figures for Prometheus."""
 
+from collections.abc import Callable, Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from recovery.registry import Node
 
 _GAPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -37,6 +43,26 @@ class Metrics:
             "unbroken_journal_failures", "Journal writes that Redis did not take", registry=self._registry
         )
 
+    def show_nodes(self, nodes: Callable[[], Iterable[Node]]) -> None:
+        """Show the nodes' weights and states as they are when somebody asks; gone nodes leave nothing behind."""
+        self._registry.register(_Nodes(nodes))
+
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Nodes(Collector):
+    def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
+        self._nodes = nodes
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read the gateway's own picture of the nodes."""
+        weight = GaugeMetricFamily(
+            "unbroken_node_weight", "Share of normal traffic a node may take, 0..1", labels=["node"]
+        )
+        state = GaugeMetricFamily("unbroken_node_state", "1 for the state a node is in", labels=["node", "state"])
+        for node in self._nodes():
+            weight.add_metric([node.id], node.weight)
+            state.add_metric([node.id, node.state.value], 1.0)
+        return weight, state

@@ -17,6 +17,7 @@ from api.views import job_view, node_view, plan_view
 from recovery import jobs, journal, registry
 from recovery.auth import Key
 from recovery.errors import StoreUnavailable
+from recovery.registry import Node, NodeState
 from recovery.store import available
 
 router = APIRouter(tags=["operations"])
@@ -25,6 +26,7 @@ guarded = APIRouter(prefix="/v1", tags=["operations"], dependencies=[Depends(ope
 _POLL_S = 0.25
 _PING_S = 15.0
 _READY_AGE_S = 5.0
+_GIVEN_UP = frozenset({NodeState.NEEDS_OPERATOR, NodeState.QUARANTINED})
 
 
 class JobOrder(BaseModel):
@@ -53,9 +55,13 @@ async def create_job(order: JobOrder, request: Request, key: Annotated[Key | Non
     live = await jobs.live_of(store, node.id)
     if live is not None:
         raise _conflict(live, f"node {node.id} is already being recovered by job {live.id}")
+    hindrance = _hindrance(node)
     if order.dry_run:
         entries = await journal.entries_on(store, node.id, node.epoch)
-        return _json(plan_view(node, entries, await registry.all_nodes(store), order.action))
+        plan = plan_view(node, entries, await registry.all_nodes(store), order.action)
+        return _json({**plan, "needs_operator": hindrance})
+    if hindrance and node.state in _GIVEN_UP:
+        raise Problem(409, "GPU lost", hindrance)  # it is fenced and its requests have moved: nothing else can be done
     by = f"api:{key.name}" if key else "api"
     job, created = await jobs.create(
         store,
@@ -161,6 +167,16 @@ async def _follow(context: Context, job: str, after: str) -> AsyncGenerator[byte
             said = time.monotonic()
             yield b": ping\n\n"
         await asyncio.sleep(_POLL_S)
+
+
+def _hindrance(node: Node) -> str:
+    """Say why no engine can be started on a node, empty when nothing is known against it."""
+    if node.gpu != "GPU_LOST":
+        return ""
+    return (
+        f"the GPU of node {node.id} is lost ({node.extra.get('gpu_detail', '')}): no engine is started on it before a "
+        "reset of the GPU or a reboot of the host; where its agent says GPU_LOST even then, start the agent anew"
+    )
 
 
 def _conflict(job: jobs.Job, detail: str) -> Problem:

@@ -209,7 +209,8 @@ async def _obey(pause: Pause, assignment: Assignment, *, delivered: bool) -> Nod
     """Take an assignment over; None when its node cannot be used, so that the attempt after it is competed for."""
     table = pause.context.table
     node = table.nodes.get(assignment.node)
-    if node is None or node.epoch < assignment.epoch:
+    if node is None or node.epoch < assignment.epoch or not policy.takes_requests(node):
+        # The order may have come by a faster way than the news it follows from.
         try:
             async with asyncio.timeout(_REFRESH_S):
                 await table.refresh()

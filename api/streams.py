@@ -13,7 +13,7 @@ import structlog
 
 from api import sse
 from api.admission import NOT_NOW, Admission, admit
-from api.context import Context
+from api.context import Context, Failed
 from api.delivery import Delivery, Diverged
 from api.errors import ApiError, EngineRefusal
 from api.journaling import Record
@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 Piece = tuple[str, Sequence[int]]
 _VERDICTS = frozenset({"fenced", "assigned"})
+_HURRY = frozenset({"unreachable", "busy", "assigned", "left"})
+"""Causes after which nobody's assignment is waited for: there is no death that a job would be about."""
 
 
 class Client(Protocol):
@@ -76,6 +78,7 @@ class Stream:
         self._parked = False
         """Whether it is looking for its next node."""
         self._tries = 0
+        self._failed: list[Failed] = []
         self._last_new = 0.0
         self._sent_at = 0.0
         self._reused: int | None = None
@@ -166,19 +169,24 @@ class Stream:
             plan.prompt_ids, plan.max_tokens, plan.min_tokens, self.ask.sampling, f"{self.request}.{record.attempt}"
         )
         table, engine = self._context.table, self._context.table.engine(node)
+        if not table.open_to(node):
+            return Failure("left", seen=False)
         self.delivery.begin(plan)
         self._sent_at, self._reused = time.monotonic(), None
         with table.tied(node) as tether:
             self._tether = tether
             seen = not tether.cause
             generator = engine.generate(order, self._settings.connect_timeout_ms / 1_000)
-            timeout, speaks = self._first_token_timeout(), False
+            timeout = self._first_token_timeout()
             try:
                 while True:
                     chunks = await tether.hold(generator.__anext__, timeout)
-                    if not speaks and any(chunk.text or chunk.ids for chunk in chunks):
+                    tether.took()
+                    if not tether.speaks and any(chunk.text or chunk.ids for chunk in chunks):
                         # Not before: a frame that only says the prompt is being computed is no first token.
-                        timeout, speaks = self._settings.silence_timeout_s, True
+                        timeout, tether.speaks = self._settings.silence_timeout_s, True
+                        table.served(node)
+                        self._context.blame(self._failed, node, self.request)
                     if await self._pass_on(client, record, node, chunks):
                         return None
             except Severed as error:
@@ -189,10 +197,12 @@ class Stream:
                 return self._broken(node, "unreachable", str(error), seen=False)
             except EngineRejected as error:
                 if error.status in NOT_NOW:
-                    return self._broken(node, "busy", str(error), seen=False)
+                    table.suspect(node)
+                    return Failure("busy", seen=False)
                 if error.status < 500:
                     raise EngineRefusal(error.status, error.body) from error
-                # About this request, perhaps: a try of its own, but nothing held against the node.
+                # About this request, perhaps: a try of its own, held against the node only if another one serves it.
+                self._failed.append((node, str(error)))
                 return Failure("failed", seen)
             except (EngineError, StopAsyncIteration) as error:
                 return self._broken(node, "broken", str(error))
@@ -240,7 +250,7 @@ class Stream:
         if self.pause is None:
             self.pause = Pause(self._context, admission, self.ask, self._settings.resume_deadline_s)
         self._last_new = self._last_new or time.monotonic()
-        self.pause.begin(failed, hurry=failure.cause in ("unreachable", "busy", "assigned"))
+        self.pause.begin(failed, hurry=failure.cause in _HURRY)
         await client.pause()
         self._parked = True
         try:
@@ -269,6 +279,8 @@ class Stream:
         await client.resumed(f"resumed node={node.id} class={exactness} at={at}{reused} gap_ms={round(gap * 1_000)}")
 
     def _broken(self, node: Node, cause: str, evidence: str, *, seen: bool = True) -> Failure:
+        if self._context.table.leaves(node):
+            return Failure("left", seen=False)
         self._context.table.suspect(node)
         self._context.journal.evidence(node.id, node.epoch, self.request, f"{cause}: {evidence[:200]}")
         return Failure(cause, seen)

@@ -28,8 +28,9 @@ def job_view(job: Job) -> dict[str, Any]:
 
 
 def node_view(node: Node) -> dict[str, Any]:
-    """Return a node as the API shows it."""
-    return {**asdict(node), "state": node.state.value}
+    """Return a node as the API shows it; `queue` is its depth in batches: 1 means that every slot is taken."""
+    queue = (node.running + node.waiting) / max(node.slots, 1)
+    return {**asdict(node), "state": node.state.value, "queue": round(queue, 2)}
 
 
 def plan_view(node: Node, entries: Sequence[Entry], nodes: Iterable[Node], action: str) -> dict[str, Any]:

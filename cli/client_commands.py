@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from cli.operations import find_target, operations
-from cli.show import job_table, print_job
+from cli.show import job_table, print_job, print_nodes
 
 Url = Annotated[str | None, typer.Option(help="gateway address; default: the stack running in this state directory")]
 ApiKey = Annotated[str | None, typer.Option("--key", envvar="UNBROKEN_KEY", help="API key with scope operator")]
@@ -23,16 +22,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def nodes(url: Url = None, key: ApiKey = None) -> None:
-    """List the nodes: state, epoch, weight, score, load."""
-    answer = asyncio.run(_get("/v1/nodes", url, key))
-    table = Table("node", "state", "epoch", "weight", "score", "rtt µs", "free", "running", "engine", "detail")
-    for node in answer["data"]:
-        table.add_row(
-            node["id"], node["state"], str(node["epoch"]), f"{node['weight']:.2f}", f"{node['score']:.2f}",
-            f"{node['rtt_us']:.0f}", f"{node['free_ratio']:.0%}", str(node["running"]), node["engine_url"],
-            node["detail"],
-        )  # fmt: skip
-    _console.print(table)
+    """List the nodes: state and why, epoch, weight, round trip, load."""
+    print_nodes(_console, asyncio.run(_get("/v1/nodes", url, key))["data"])
 
 
 def jobs(

@@ -6,7 +6,7 @@ wrong ids gives a wrong answer.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,6 +63,8 @@ class FakeLlamaCpp:
     aborted: int = 0
     """Generations whose client left."""
     orders: list[dict[str, Any]] = field(default_factory=list)
+    refuses: Callable[[dict[str, Any]], int] | None = None
+    """HTTP status an order is refused with; 0: it is served."""
 
     @property
     def url(self) -> str:
@@ -103,6 +105,9 @@ class FakeLlamaCpp:
         if not order.get("stream"):
             return await self._probe(request)
         self.orders.append(order)
+        status = self.refuses(order) if self.refuses is not None else 0
+        if status:
+            return web.json_response({"error": {"code": status, "message": "as the test wants"}}, status=status)
         self.live += 1
         try:
             return await self._generate(request, order)
@@ -121,7 +126,7 @@ class FakeLlamaCpp:
         if self.first_token is not None:
             await self.first_token.wait()
         for done in range(order["n_predict"]):
-            if self.fate and done == self.cut_after:
+            if self.fate and done >= self.cut_after:
                 return await self._meet_fate(request, response)
             position = len(given) + done
             await asyncio.sleep(self.token_s)

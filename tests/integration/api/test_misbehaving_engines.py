@@ -182,6 +182,9 @@ async def test_a_hundred_streams_on_a_node_gone_silent_are_resumed_and_leave_not
             assert silent.aborted == 100
         told = await store.redis.xrange("unbroken:events")
         assert {fields["node"] for _, fields in told if fields["kind"] == events.Kind.UPSTREAM_BROKEN} == {"a"}
+        # The sentinel had a hint before any stream lost its patience, and one only
+        hints = [fields for _, fields in told if fields["kind"] == events.Kind.UPSTREAM_STALLED]
+        assert [hint["node"] for hint in hints] == ["a"]
 
 
 async def test_event_streams_are_neither_buffered_nor_compressed_nor_numbered(redis_url: str, store: Store) -> None:

@@ -38,7 +38,7 @@ async def test_a_stream_moved_many_times_is_the_same_stream(
     # Given
     epochs = {name: await register(store, name, steady.url) for name in _NODES}
     body = {"model": MODEL, "prompt": _PROMPT, "max_tokens": 90, "ignore_eos": True, **sampling}
-    async with running_gateway(redis_url, request={"max_retries": 10}) as gateway:
+    async with running_gateway(redis_url, request={"max_retries": 10}, routing={"policy": "fastest"}) as gateway:
         await gateway.ready()
         calm = await collect_raw(gateway.session, gateway.url, body, path="completions")
         mover = _Mover(store, gateway.id, epochs)
@@ -66,7 +66,7 @@ async def test_an_answer_bound_to_a_schema_is_valid_however_often_it_is_moved(
         "model": MODEL, "messages": [{"role": "user", "content": "Describe a spider."}], "max_tokens": 120,
         "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}},
     }  # fmt: skip
-    async with running_gateway(redis_url, request={"max_retries": 10}) as gateway:
+    async with running_gateway(redis_url, request={"max_retries": 10}, routing={"policy": "fastest"}) as gateway:
         await gateway.ready()
         calm = await collect_raw(gateway.session, gateway.url, body)
         mover = _Mover(store, gateway.id, epochs, 3)

@@ -10,6 +10,11 @@ from recovery.registry import NodeState
 from recovery.store import Store
 from tests.rigs.gateway import RunningGateway, running_gateway, until
 
+_FIGURES: dict[str, str | int | float | bool] = {
+    "why": "three pongs in time", "cause": "link", "job": "a.0", "gpu": "OK", "rtt_us": 410.0, "ewma_us": 400.0,
+    "baseline_us": 390.0, "free_ratio": 0.5, "score": 15.28, "running": 2, "waiting": 1, "slots": 4,
+}  # fmt: skip
+
 
 async def _node(store: Store, name: str, state: NodeState = NodeState.ALIVE) -> int:
     epoch = (await leases.boot(store, name, name, 0, 0, 60_000)).epoch
@@ -134,7 +139,9 @@ async def test_nodes_health_and_docs_are_shown(redis_url: str, store: Store) -> 
         assert (await _get(gateway, "/healthz"))[0] == 200
         status, shown = await _get(gateway, "/v1/nodes")
         assert [(node["id"], node["state"]) for node in shown["data"]] == [("a", "ALIVE")]
-        assert (await _get(gateway, "/v1/nodes/a"))[1]["model"] == "m"
+        await registry.write(store, "a", 1, _FIGURES)
+        node = (await _get(gateway, "/v1/nodes/a"))[1]
+        assert {**_FIGURES, "model": "m", "epoch": 1, "weight": 1.0, "queue": 0.75}.items() <= node.items()
         schema = (await _get(gateway, "/openapi.json"))[1]
         assert {"/v1/chat/completions", "/v1/recovery/jobs"} <= set(schema["paths"])
         async with gateway.session.get(f"{gateway.url}/docs") as answer:
@@ -146,8 +153,32 @@ async def test_nodes_health_and_docs_are_shown(redis_url: str, store: Store) -> 
             "unbroken_resumes",
             "unbroken_resume_gap_seconds",
             "unbroken_journal_failures",
+            'unbroken_node_weight{node="a"} 1.0',
+            'unbroken_node_state{node="a",state="ALIVE"} 1.0',
         ):
             assert name in text
+
+
+async def test_a_node_s_weight_and_state_are_figures_and_a_node_that_is_gone_leaves_none(
+    redis_url: str, store: Store
+) -> None:
+    """As this gateway sees them at the moment it is asked: one state each."""
+    epoch = await _node(store, "a")
+    async with running_gateway(redis_url) as gateway:
+        await gateway.ready()
+        await registry.set_state(store, "a", epoch, NodeState.PROBATION, weight=0.03)
+
+        async def ramping() -> bool:
+            return await gateway.metric("unbroken_node_weight") == 0.03
+
+        await until(ramping, 5)
+        assert await gateway.metric("unbroken_node_state") == 1.0
+        await store.redis.delete("unbroken:nodes")
+
+        async def gone() -> bool:
+            return await gateway.metric("unbroken_node_state") == 0.0
+
+        await until(gone, 5)
 
 
 async def test_operations_say_when_redis_is_away(redis_url: str) -> None:

@@ -43,7 +43,7 @@ async def _stack(redis_url: str, tmp_path: Path, **sections: Any) -> AsyncIterat
     try:
         async with running_engine(tmp_path) as a, running_engine(tmp_path) as b:
             epochs = {"a": await register(store, "a", a.url), "b": await register(store, "b", b.url, score=_FAR)}
-            async with running_gateway(redis_url, **sections) as gateway:
+            async with running_gateway(redis_url, **{"routing": {"policy": "fastest"}, **sections}) as gateway:
                 await gateway.ready()
                 yield _Stack(gateway, store, a, b, epochs)
     finally:

@@ -5,15 +5,13 @@ from typing import Any
 
 from api.context import Context
 from api.replies import StreamReply
-from tests.unit.api import test_streams
-
-context = test_streams.context
+from tests.unit.api.scripted import make_stream
 
 
 async def test_a_pause_may_come_in_the_very_turn_a_ping_falls_due(context: Context) -> None:
     """Found with a hundred streams silent at once: the timer that has run out cannot be set anew (case G1-07)."""
     # Given
-    stream = test_streams._stream(context)
+    stream = make_stream(context)
     reply = StreamReply(context, stream, stream.ask)
     sent: list[Any] = []
 

@@ -10,7 +10,7 @@ from api.routing import RoutingTable
 from api.tether import Severed
 from recovery.config import Settings
 from recovery.events import Event
-from recovery.registry import Node, NodeState
+from recovery.registry import SERVING, Node, NodeState
 
 
 def _node(name: str, epoch: int = 1, **fields: Any) -> Node:
@@ -66,6 +66,61 @@ async def test_a_registry_read_older_than_the_verdict_does_not_revive() -> None:
     assert table.choose("m") is None
     table.take([_node("a", 2)], time.monotonic())
     assert table.choose("m") == table.nodes["a"]
+
+
+def _state(node: str, epoch: int, state: NodeState, weight: float = 0.0) -> Event:
+    fields = {"node": node, "epoch": str(epoch), "state": state.value, "weight": str(weight), "why": "", "by": "test"}
+    return Event("1-0", "node.state", fields)
+
+
+@pytest.mark.parametrize("state", sorted(set(NodeState) - SERVING - {NodeState.PROBATION}))
+async def test_a_node_in_such_a_state_is_never_sent_anything(state: NodeState) -> None:
+    """Whatever weight comes with it, and though it is the only node (case G4-09)."""
+    table = _table(_node("a"))
+    before = table.nodes["a"]
+    assert table.open_to(before)
+    table.apply(_state("a", 1, state, 1.0))
+    assert table.choose("m") is None
+    assert not table.open_to(before)
+
+
+async def test_a_weight_is_obeyed_in_the_loop_turn_its_event_is_read_in() -> None:
+    """Requirements B5, B6: nothing is awaited in between; the registry need not be read for a mere step."""
+    table = _table(_node("a"), _node("b"))
+    assert table.apply(_state("a", 1, NodeState.PROBATION))
+    assert {_chosen(table) for _ in range(200)} == {"b"}
+    assert not table.apply(_state("a", 1, NodeState.PROBATION, 0.5))
+    assert {_chosen(table) for _ in range(200)} == {"a", "b"}
+    assert not table.apply(_state("a", 1, NodeState.PROBATION, 0.0))
+    assert {_chosen(table) for _ in range(200)} == {"b"}
+
+
+def _chosen(table: RoutingTable) -> str:
+    node = table.choose("m")
+    assert node is not None
+    return node.id
+
+
+async def test_a_registry_read_that_began_before_an_event_does_not_undo_it() -> None:
+    """Its picture is older; one that began afterwards counts, and one overtaken by a later read does not."""
+    table = _table(_node("a"))
+    began = time.monotonic()
+    table.apply(_state("a", 1, NodeState.DRAINING))
+    table.take([_node("a")], began)
+    assert table.choose("m") is None
+    table.take([_node("a")], time.monotonic())
+    assert table.choose("m") is not None
+    table.take([], began)
+    assert table.choose("m") is not None
+
+
+async def test_an_event_of_an_epoch_not_known_yet_asks_for_the_registry() -> None:
+    """The picture of the old epoch stays as it is until then."""
+    table = _table(_node("a"))
+    assert table.apply(_state("a", 2, NodeState.PROBATION))
+    assert table.nodes["a"].epoch == 1
+    assert table.apply(_state("zz", 1, NodeState.ALIVE, 1.0))
+    assert not table.apply(_state("a", 0, NodeState.DRAINING))
 
 
 async def test_a_new_epoch_cuts_what_still_reads_the_old_one() -> None:

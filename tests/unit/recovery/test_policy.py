@@ -1,5 +1,12 @@
 """Where a request goes: properties that hold for every set of nodes."""
 
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +14,11 @@ from recovery import policy
 from recovery.registry import SERVING, Node, NodeState
 
 MODEL = "m"
+Draws = tuple[float, float, float]
+_SHARE = st.floats(0, 1, exclude_max=True)
+DRAWS = st.tuples(_SHARE, _SHARE, _SHARE)
+POLICIES = st.sampled_from(get_args(policy.Policy))
+_FIRST = (0.0, 0.0, 0.0)
 
 
 @st.composite
@@ -50,12 +62,12 @@ def test_the_score_never_rewards_a_slower_or_fuller_node(
     assert policy.score(rtt, max(free, more_free), 0.7, 0.3) <= policy.score(rtt, min(free, more_free), 0.7, 0.3)
 
 
-@given(cluster=nodes(), draw=st.floats(0, 1, exclude_max=True), full=st.floats(0, 1))
+@given(cluster=nodes(), draws=DRAWS, how=POLICIES, full=st.floats(0, 1))
 def test_a_dead_or_unweighted_node_is_never_chosen_while_another_is_able(
-    cluster: list[Node], draw: float, full: float
+    cluster: list[Node], draws: Draws, how: policy.Policy, full: float
 ) -> None:
-    """Nothing is sent to a node that is dead, fenced, of another model or without an engine."""
-    chosen = policy.choose(cluster, MODEL, inflight={}, draw=draw, min_free=full)
+    """Nothing is sent to a node that is dead, leaves, starts, of another model or without an engine."""
+    chosen = policy.choose(cluster, MODEL, inflight={}, draws=draws, min_free=full, policy=how)
     if any(able(node) for node in cluster):
         assert chosen is not None
         assert able(chosen)
@@ -63,21 +75,23 @@ def test_a_dead_or_unweighted_node_is_never_chosen_while_another_is_able(
         assert (chosen.state, chosen.model, bool(chosen.engine_url)) == (NodeState.PROBATION, MODEL, True)
 
 
-@given(cluster=nodes(), draw=st.floats(0, 1, exclude_max=True))
-def test_a_node_below_the_free_limit_is_skipped_while_another_has_room(cluster: list[Node], draw: float) -> None:
+@given(cluster=nodes(), draws=DRAWS, how=POLICIES)
+def test_a_node_below_the_free_limit_is_skipped_while_another_has_room(
+    cluster: list[Node], draws: Draws, how: policy.Policy
+) -> None:
     """Requirements B4: below 5 % free a node is skipped."""
-    chosen = policy.choose(cluster, MODEL, inflight={}, draw=draw, min_free=0.05)
+    chosen = policy.choose(cluster, MODEL, inflight={}, draws=draws, min_free=0.05, policy=how)
     if any(able(node) and node.free_ratio >= 0.05 for node in cluster):
         assert chosen is not None
         assert chosen.free_ratio >= 0.05
 
 
-@given(cluster=nodes(), draw=st.floats(0, 1, exclude_max=True), failed=st.sets(st.sampled_from(["n0", "n1", "n2"])))
+@given(cluster=nodes(), draws=DRAWS, how=POLICIES, failed=st.sets(st.sampled_from(["n0", "n1", "n2"])))
 def test_a_requests_failed_nodes_are_avoided_while_another_is_able(
-    cluster: list[Node], draw: float, failed: set[str]
+    cluster: list[Node], draws: Draws, how: policy.Policy, failed: set[str]
 ) -> None:
     """A retry does not go back to what just failed, unless nothing else is left."""
-    chosen = policy.choose(cluster, MODEL, inflight={}, draw=draw, min_free=0.0, avoid=frozenset(failed))
+    chosen = policy.choose(cluster, MODEL, inflight={}, draws=draws, min_free=0.0, policy=how, avoid=frozenset(failed))
     if any(able(node) and node.id not in failed for node in cluster):
         assert chosen is not None
         assert chosen.id not in failed
@@ -90,7 +104,7 @@ def test_the_lowest_score_wins_until_what_was_sent_to_it_weighs_more() -> None:
     distant = Node("distant", state=NodeState.ALIVE, weight=1.0, score=900.0, model=MODEL, engine_url="u", slots=4)
 
     def choose(load: int, other: Node) -> Node | None:
-        return policy.choose([other, near], MODEL, inflight={"near": load}, draw=0.0, min_free=0.0)
+        return policy.choose([other, near], MODEL, inflight={"near": load}, draws=_FIRST, min_free=0.0)
 
     assert choose(1, far) == near
     assert choose(2, far) == far
@@ -106,7 +120,7 @@ def test_requests_between_two_heartbeats_are_spread_over_equal_nodes() -> None:
     ]
     inflight = {"a": 0, "b": 0}
     for _ in range(4):
-        chosen = policy.choose(pair, MODEL, inflight=inflight, draw=0.0, min_free=0.0)
+        chosen = policy.choose(pair, MODEL, inflight=inflight, draws=_FIRST, min_free=0.0)
         assert chosen is not None
         inflight[chosen.id] += 1
     assert inflight == {"a": 2, "b": 2}
@@ -116,8 +130,70 @@ def test_a_ramping_node_takes_its_weights_share() -> None:
     """A draw below the weight lets it take part; above, it is as if it were not there."""
     full = Node("full", state=NodeState.ALIVE, weight=1.0, score=9.0, model=MODEL, engine_url="u")
     ramping = Node("ramping", state=NodeState.PROBATION, weight=0.1, score=1.0, model=MODEL, engine_url="u")
-    assert policy.choose([full, ramping], MODEL, inflight={}, draw=0.05, min_free=0.0) == ramping
-    assert policy.choose([full, ramping], MODEL, inflight={}, draw=0.5, min_free=0.0) == full
+    assert policy.choose([full, ramping], MODEL, inflight={}, draws=(0.05, 0.0, 0.0), min_free=0.0) == ramping
+    assert policy.choose([full, ramping], MODEL, inflight={}, draws=(0.5, 0.0, 0.0), min_free=0.0) == full
+
+
+@pytest.mark.parametrize("how", get_args(policy.Policy))
+def test_each_step_of_the_ramp_is_its_share_of_the_traffic_and_no_more(how: policy.Policy) -> None:
+    """Requirements B6: 1 %, 2 %, … of the requests, though the recovering node is the emptiest and nearest of all."""
+    chance = random.Random(7)
+    busy = Node("busy", state=NodeState.ALIVE, weight=1.0, score=9.0, model=MODEL, engine_url="u", slots=4)
+    total = 20_000
+    for percent in (0, 1, 2, 3, 10, 50, 99):
+        weight = percent / 100
+        ramping = Node("r", state=NodeState.PROBATION, weight=weight, score=1.0, model=MODEL, engine_url="u", slots=4)
+        chosen = [_at_random([busy, ramping], {}, how, chance) for _ in range(total)]
+        # Five standard deviations: it fails for a wrong share, not for a rare draw.
+        allowed = 5 * math.sqrt(total * weight * (1 - weight))
+        assert abs(chosen.count("r") - total * weight) <= allowed, percent
+
+
+@pytest.mark.parametrize("how", get_args(policy.Policy))
+def test_equal_scores_are_told_apart_by_the_depth_of_the_queue(how: policy.Policy) -> None:
+    """Less than a batch of difference, so that only the tie-break can see it."""
+    short = Node("z", state=NodeState.ALIVE, weight=1.0, model=MODEL, engine_url="u", slots=8, running=1, waiting=1)
+    long = Node("a", state=NodeState.ALIVE, weight=1.0, model=MODEL, engine_url="u", slots=8, running=2, waiting=1)
+    chance = random.Random(1)
+    assert {_at_random([long, short], {}, how, chance) for _ in range(50)} == {"z"}
+
+
+def test_the_fastest_is_the_lowest_score_of_all_and_two_choices_the_lower_of_two() -> None:
+    """Of five nodes, the worst is never taken by either, and all others now and then by two choices."""
+    cluster = _five()
+    chance = random.Random(3)
+    assert {_at_random(cluster, {}, "fastest", chance) for _ in range(300)} == {"n0"}
+    assert {_at_random(cluster, {}, "two_choices", chance) for _ in range(300)} == {"n0", "n1", "n2", "n3"}
+
+
+def test_gateways_with_the_same_figures_do_not_herd_onto_one_node() -> None:
+    """Ten gateways, two requests each between two heartbeats: all to one node by `fastest`, spread by two choices."""
+    most = {}
+    for how in get_args(policy.Policy):
+        sent: Counter[str] = Counter()
+        chance = random.Random(11)
+        for _gateway in range(10):
+            own: Counter[str] = Counter()  # what the others send, no gateway sees before the next heartbeat
+            for _ in range(2):
+                own[_at_random(_five(slots=64), own, how, chance)] += 1
+            sent += own
+        most[how] = max(sent.values())
+    assert most["fastest"] == 20
+    assert most["two_choices"] <= 12
+
+
+def _five(slots: int = 4) -> list[Node]:
+    return [
+        Node(f"n{at}", state=NodeState.ALIVE, weight=1.0, score=1.0 + at, model=MODEL, engine_url="u", slots=slots)
+        for at in range(5)
+    ]
+
+
+def _at_random(cluster: list[Node], inflight: Mapping[str, int], how: policy.Policy, chance: random.Random) -> str:
+    draws = (chance.random(), chance.random(), chance.random())
+    chosen = policy.choose(cluster, MODEL, inflight=inflight, draws=draws, min_free=0.0, policy=how)
+    assert chosen is not None
+    return chosen.id
 
 
 @given(cluster=nodes(), tokens=st.integers(0, 10_000), left=st.none() | st.floats(0, 1e5))
