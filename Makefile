@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := protocol/unbroken_pb2.py protocol/unbroken_pb2.pyi protocol/unbroken_pb2_grpc.py
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) protocol/unbroken.proto
 
-.PHONY: demo test lint format proto bench clean
+.PHONY: demo test lint format proto bench bench-detect bench-quiet bench-sentinel clean
 
 demo: .venv/.demo
 	$(BIN)/unbroken demo $(ARGS)
@@ -30,6 +30,10 @@ proto: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python -m benchmarks resume --json benchmarks/results/resume.json $(ARGS)
+
+# detect (its link faults) and quiet lay networks of their own: as root, or within `unshare --map-root-user --net`.
+bench-detect bench-quiet bench-sentinel: bench-%: .venv/.test
+	$(BIN)/python -m benchmarks $* --json benchmarks/results/$*.json $(ARGS)
 
 clean:
 	rm -rf .venv .unbroken dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,10 +4,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from benchmarks import resume, soak
+from benchmarks import detect, quiet, resume, sentinel, soak
 from benchmarks.report import write
 
-MEASUREMENTS = {"resume": resume, "soak": soak}
+MEASUREMENTS = {"detect": detect, "quiet": quiet, "resume": resume, "sentinel": sentinel, "soak": soak}
 
 
 def main() -> None:

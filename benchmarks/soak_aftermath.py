@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak_faults import children, engines
+from benchmarks.processes import family, resident_bytes, state
+from benchmarks.soak_faults import engines
 from cli.operations import GatewayAnswer, Operations
 from cli.stack import Stack
 from recovery.store import PREFIX, Store, node_key
@@ -98,7 +99,7 @@ def complaints(log: Path, *, lossy: bool) -> list[str]:
 
 def sizes(stack: Stack) -> dict[str, int]:
     """Return each process's resident memory with its children's, in MB."""
-    return {name: sum(_rss_mb(pid) for pid in _family(root)) for name, root in _roots(stack).items()}
+    return {name: sum(resident_bytes(pid) // 1_048_576 for pid in family(root)) for name, root in _roots(stack).items()}
 
 
 async def _restless(stack: Stack, api: Operations) -> list[str]:
@@ -150,8 +151,8 @@ def _process_troubles(stack: Stack, before: dict[str, int]) -> list[str]:
     # Idle pools keep the connections that a dead Redis closed until they are used again: bounded, and not counted.
     waiting = _close_wait(int(stack.addresses.redis.rsplit(":", 1)[1].split("/")[0])) if stack.addresses else set()
     for name, root in _roots(stack).items():
-        for pid in _family(root):
-            if _state_of(pid) == "Z":
+        for pid in family(root):
+            if state(pid) == "Z":
                 troubles.append(f"zombie {pid} under {name}")
             if count := len(waiting & _socket_inodes(pid)):
                 troubles.append(f"{count} sockets of {name} (pid {pid}) in CLOSE_WAIT")
@@ -160,7 +161,7 @@ def _process_troubles(stack: Stack, before: dict[str, int]) -> list[str]:
         for name, size in sizes(stack).items()
         if name in before and size > before[name] + _GROWTH_MB
     ]
-    known = {pid for root in _roots(stack).values() for pid in _family(root)}
+    known = {pid for root in _roots(stack).values() for pid in family(root)}
     known |= {pid for node in stack.settings.stack.nodes for _, pid in engines(stack, node)}
     troubles += [f"orphan {pid}: {name}" for pid, name in _of(stack).items() if pid not in known]
     for node in stack.settings.stack.nodes:
@@ -186,32 +187,6 @@ def _of(stack: Stack) -> dict[int, str]:
         except OSError:
             continue
     return found
-
-
-def _family(root: int) -> list[int]:
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += children(pid)
-    return found
-
-
-def _rss_mb(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) // 1_024
-    except OSError:
-        pass
-    return 0
-
-
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def _close_wait(redis_port: int) -> set[str]:

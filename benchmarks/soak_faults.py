@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from benchmarks.processes import children, state, until
 from benchmarks.soak_load import Load
 from cli.faults import FaultFailed, kill_process
 from cli.operations import GatewayAnswer, Operations
@@ -103,7 +104,7 @@ class Faults:
         pid = engine_of(self._stack, node)
         self.deaths.append(time.time())
         os.kill(pid, signal.SIGSTOP)
-        await _until(lambda: _state(pid) in "TZX", f"engine {pid} stops")
+        await until(lambda: state(pid) in "TZX", f"engine {pid} stops")
         self._say(f"  engine of {node}, pid {pid}, is stopped")
 
     async def _twice(self) -> None:
@@ -174,7 +175,7 @@ class Faults:
         if process.startswith("agent"):
             self.deaths.append(time.time())
         os.kill(pid, signal.SIGSTOP)
-        await _until(lambda: _state(pid) in "TZX", f"{process} stops")
+        await until(lambda: state(pid) in "TZX", f"{process} stops")
         self._say(f"  {process}, pid {pid}, is stopped for {seconds:.1f} s")
 
         async def thaw() -> None:
@@ -240,29 +241,6 @@ def engines(stack: Stack, node: str) -> list[tuple[int, int]]:
     found = []
     for entry in Path("/proc").iterdir():
         about = mark.of(int(entry.name)) if entry.name.isdigit() else None
-        if about is not None and (about.node, about.holder) == (node, holder) and _state(int(entry.name)) not in "ZX":
+        if about is not None and (about.node, about.holder) == (node, holder) and state(int(entry.name)) not in "ZX":
             found.append((about.epoch, int(entry.name)))
     return sorted(found)
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of a process's children."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
-    except OSError:
-        return []
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
-
-
-async def _until(condition: Callable[[], bool], what: str, timeout: float = 3.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
-            raise FaultFailed(f"{what} did not come about within {timeout:g} s")
-        await asyncio.sleep(0.005)
