@@ -20,12 +20,35 @@ _PREFILL_STEP_S = 3.0
 _DOUBTFUL = 0.25
 _PROBED = 0.4
 """Share of its limit after which a standing engine is probed, so that the probe is late when the limit is reached."""
+_LATE = 0.375
+"""Share of the stall time that a probe beside a stall is given at least."""
+_MOST = 0.75
 _STARVED = 4.0
 """How much longer than one that spins an engine without a CPU, or stuck in its driver, may go without moving."""
 _LONGEST_S = 5.0
 """Deadline no load lifts a probe's above, unless the setting itself is longer."""
 _PAUSE_S = 0.25
-"""Pause between probes that are asked for by others or by a stall."""
+"""Pause between probes that are asked for by others ..."""
+_STALLED_S = 0.1
+"""... by an engine that stands ..."""
+_UNKNOWN_S = 1.0
+"""... and until the first one has shown how long they take here."""
+_DOUBTFUL = 0.25
+_PROBED = 0.4
+"""Share of its limit after which a standing engine is probed, so that the probe is late when the limit is reached."""
+_LATE = 0.375
+"""Share of the stall time that a probe beside a stall is given at least."""
+_MOST = 0.75
+_STARVED = 4.0
+"""How much longer than one that spins an engine without a CPU, or stuck in its driver, may go without moving."""
+_LONGEST_S = 5.0
+"""Deadline no load lifts a probe's above, unless the setting itself is longer."""
+_UNKNOWN_S = 1.0
+"""The same until the first one has shown how long they take here."""
+_STALLED_S = 0.1
+"""The same for a standing engine."""
+_PAUSE_S = 0.25
+"""Pause between probes that are asked for by others."""
 
 
 class EngineCase:
@@ -45,6 +68,8 @@ class EngineCase:
         self._moved_at = -1.0
         self._still = self._chances.mark(0.0)
         """Since when the counter has stood although it ought to move."""
+        self._counted = self._still
+        """When the counter last moved."""
         self._usual_gap = Usual()
         self._usual_step = Usual()
         self._shows_prefill = False
@@ -83,12 +108,17 @@ class EngineCase:
             if before is not None and before.pending and report.pending:
                 self._learn(prefill=before.prefilling > 0 and report.prefilling > 0)
             self._moved(answered_at)
+            self._counted = self._chances.mark(answered_at)
         elif not report.pending and answered_at > self._still.at:
             self._still = self._chances.mark(answered_at)  # it has nothing to do, and answers
+        if not report.pending:
+            self._counted = self._chances.mark(at)
         if not report.probe_s:
             self._probe_seen = None
         elif self._probe_seen is None:
             self._probe_seen = self._chances.mark(at - report.probe_s)
+        if report.serving and not self._usual_probe.known:
+            self.probe_soon(_UNKNOWN_S)
         self._watch(report)
 
     def tokens(self, at: float) -> None:
@@ -107,7 +137,7 @@ class EngineCase:
         stall = self._stall(report)
         self.doubtful = stall.share >= _DOUBTFUL
         if stall.share >= _PROBED:
-            self.probe_soon()
+            self.probe_soon(_STALLED_S)
         if stall.share < 1.0:
             return
         docket.doubts["stall"] = stall.text
@@ -198,7 +228,7 @@ class EngineCase:
     def _begin(self, at: float) -> None:
         """Take up an agent's clock."""
         self._chances = Chances()
-        self._still = self._probe_from = self._chances.mark(at)
+        self._still = self._counted = self._probe_from = self._chances.mark(at)
         self._probe_seen = None
         self._moved_at = at
 
@@ -224,7 +254,7 @@ class EngineCase:
 
     def _learn(self, *, prefill: bool) -> None:
         """Take the gap that has just ended, less what polling alone can make of one."""
-        gap = self._chances.since(self._still)
+        gap = self._chances.since(self._counted)
         resolution = self._docket.rules.resolution_s
         self._usual_gap.add(max(0.0, gap.standing - resolution))
         self._usual_step.add(max(0.0, gap.unstarved - resolution))
@@ -255,7 +285,7 @@ class EngineCase:
         """From when on a probe beside a stall is late: far beyond what is usual here."""
         if not self._usual_probe.known:
             return self._probe_deadline
-        return min(max(self._docket.rules.stall_s / 2, 4 * self._usual_probe.seconds), self._probe_deadline)
+        return min(max(_LATE * self._docket.rules.stall_s, 4 * self._usual_probe.seconds), self._probe_deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +297,8 @@ class _Stall:
 
 
 def _standing(chance: Chance) -> float:
-    return chance.standing
+    # Its last step took some of the time since the counter was read: most of it must be standing, not all.
+    return min(chance.standing / _MOST, chance.passed) if chance.standing >= chance.passed / 2 else 0.0
 
 
 def _unstarved(chance: Chance) -> float:

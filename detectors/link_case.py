@@ -12,7 +12,7 @@ _KNOCK_AGAIN_S = 0.25
 """Age at which an answer of the host is too old to speak for it."""
 _KNOCKS = 10
 """Tries to connect that must all be in vain."""
-_FORGET_S = 5.0
+_FORGET_S = 2.0
 """Age at which a missed ping is no longer waited for."""
 _STUCK_STREAM = 2
 """Second paths answered, without one pong between them, until the stream counts as stuck."""

@@ -3,11 +3,14 @@
 Pure: times are passed in, in seconds.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 _MAX_STEP = 0.15
 """Seconds one look may advance own time. The shell looks at least every 0.1 s; what is beyond was our own sleep."""
 _BASELINE_ALPHA = 0.02
+_SAMPLES = 16
+"""Samples kept: what is marked lies a few of them back at most."""
 
 
 class OwnTime:
@@ -122,19 +125,19 @@ class Chances:
 
     def __init__(self) -> None:
         self._last = Mark(0.0, 0.0, 0.0)
+        self._before: deque[Mark] = deque([self._last], maxlen=_SAMPLES)
         self._on_cpu = False
 
     def sample(self, at: float, cpu_s: float, wait_s: float, *, on_cpu: bool) -> None:
-        """Take the engine's account as of own time `at`; `on_cpu`: its model computes on the CPU."""
-        if at >= self._last.at:
+        """Take the engine's account as of `at`; `on_cpu`: its model computes on the CPU."""
+        if at > self._last.at:
             self._last, self._on_cpu = Mark(at, cpu_s, wait_s), on_cpu
+            self._before.append(self._last)
 
     def mark(self, at: float) -> Mark:
-        """Mark own time `at`, or the last sample if that is later.
-
-        What was used since the sample before it counts as used after it: in doubt for the engine.
-        """
-        return Mark(max(at, self._last.at), self._last.cpu_s, self._last.wait_s)
+        """Mark a moment. What was used since the sample before it counts as used after it: in doubt for the engine."""
+        known = next((sample for sample in reversed(self._before) if sample.at <= at), self._before[0])
+        return Mark(max(at, known.at), known.cpu_s, known.wait_s)
 
     def since(self, mark: Mark) -> Chance:
         """Return how long the engine could have moved between `mark` and the last sample."""

@@ -25,11 +25,11 @@ async def watch_effort(current: Callable[[], Running | None], interval_ms: int) 
         now = time.monotonic()
         pause = min(interval, _IDLE_S)
         if engine is not None and engine.watch is not None:
-            closely = engine.progress.stands(now)
-            wanted = min(interval, _CLOSE_S) if closely else interval if engine.progress.busy(now) else _IDLE_S
+            closely, busy = engine.progress.stands(now), engine.progress.busy(now)
+            wanted = min(interval, _CLOSE_S) if closely else interval if busy else _IDLE_S
             if engine.effort.age_s(now) >= max(wanted, cost / _SHARE):
                 members = engine.watch.members
                 measured, cost = await asyncio.to_thread(measure, members, closely=closely)
                 engine.effort.take(time.monotonic(), measured)
-            pause = min(pause, _CLOSE_S if closely else interval)
+            pause = min(pause, _CLOSE_S if closely or busy else interval)  # to see at once that it stands
         await asyncio.sleep(pause)

@@ -64,7 +64,6 @@ class LeaseSettings(Section):
             )
         return self
 
-
     def advice(self) -> str:
         """Return a warning for a ratio that is allowed but tight, else an empty string."""
         if self.lease_timeout_ms >= 5 * self.renew_interval_ms:

@@ -177,7 +177,13 @@ class Courtroom:
 def open_court(state: NodeState = NodeState.ALIVE, world: World | None = None, weight: float = 1.0) -> Courtroom:
     """Return a courtroom that has run for three seconds of good weather."""
     court = Courtroom(Judge(RULES, 1, state, 1_000.0, weight=weight, slots=4))
-    court.world = World() if world is None else replace(world, pong_after=0.001, probe_says=None, engine_answers=True)
+    court.world = (
+        World()
+        if world is None
+        else replace(
+            world, pong_after=0.001, probe_says=None, probe_after=world.probe_after or 0.05, engine_answers=True
+        )
+    )
     court.run(3.0)
     if world is not None:
         court.world = world

@@ -121,7 +121,7 @@ def test_a_4xx_changes_nothing(state: NodeState, rounds: int) -> None:
 def test_refused_probes_count_only_where_one_ever_got_through() -> None:
     """An engine that this sentinel could never reach may just be behind the wrong address."""
     refused = ev.ProbeFailed("refused")
-    stranger = open_court(world=World(probe_says=refused))
+    stranger = Courtroom(Judge(RULES, 1, NodeState.ALIVE, 1_000.0, slots=4), World(probe_says=refused))
     for _ in range(5):
         stranger.tell(ev.ProbeDue())
         stranger.run(2.0)
