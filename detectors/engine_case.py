@@ -33,22 +33,6 @@ _STALLED_S = 0.1
 """... by an engine that stands ..."""
 _UNKNOWN_S = 1.0
 """... and until the first one has shown how long they take here."""
-_DOUBTFUL = 0.25
-_PROBED = 0.4
-"""Share of its limit after which a standing engine is probed, so that the probe is late when the limit is reached."""
-_LATE = 0.375
-"""Share of the stall time that a probe beside a stall is given at least."""
-_MOST = 0.75
-_STARVED = 4.0
-"""How much longer than one that spins an engine without a CPU, or stuck in its driver, may go without moving."""
-_LONGEST_S = 5.0
-"""Deadline no load lifts a probe's above, unless the setting itself is longer."""
-_UNKNOWN_S = 1.0
-"""The same until the first one has shown how long they take here."""
-_STALLED_S = 0.1
-"""The same for a standing engine."""
-_PAUSE_S = 0.25
-"""Pause between probes that are asked for by others."""
 
 
 class EngineCase:

@@ -14,6 +14,8 @@ _KNOCKS = 10
 """Tries to connect that must all be in vain."""
 _FORGET_S = 2.0
 """Age at which a missed ping is no longer waited for."""
+_ROUND_TRIPS = 4
+"""What a question on a fresh connection needs of the link, a lost packet included."""
 _STUCK_STREAM = 2
 """Second paths answered, without one pong between them, until the stream counts as stuck."""
 _RECENT_S = 1.0
@@ -185,6 +187,11 @@ class LinkCase:
         rtt = self._docket.rtt
         return min(rtt.usual_s + self._docket.rules.confirm_interval_s, rtt.deadline_s)
 
+    def _patience_s(self) -> float:
+        """How long a silent agent is waited for: time for the direct questions that must remain unanswered."""
+        rules = self._docket.rules
+        return rules.agent_patience_s + rules.confirm_probes * _ROUND_TRIPS * self._docket.rtt.usual_s
+
     def _alive(self) -> None:
         self.misses = 0
         self._heard_at = self._silent_since = self._docket.now
@@ -211,14 +218,15 @@ class LinkCase:
     def _confirm(self) -> None:
         if self._docket.judged and not self._confirming and self._docket.now - self._confirmed_at >= _AGAIN_S:
             self._confirming, self._confirm_void = True, False
-            self._docket.decide(Confirm(self._docket.rules.status_deadline_s))
+            rules, usual_s = self._docket.rules, self._docket.rtt.usual_s
+            self._docket.decide(Confirm(rules.status_deadline_s + _ROUND_TRIPS * usual_s))
 
     def _judge(self) -> None:
         """Stream and host silent: the link is dead. Stream and agent silent for long: the agent is."""
         docket, rules = self._docket, self._docket.rules
         if not docket.judged or docket.held:
             return
-        unheard = docket.now - self._heard_at >= rules.agent_patience_s
+        unheard = docket.now - self._heard_at >= self._patience_s()
         if self.lease_expired and unheard and self._silences >= rules.confirm_probes:
             evidence = f"lease expired; {self._silences} status calls silent, the last: {self._silence}"
             docket.die("lease", evidence, took_s=docket.now - self._lease_since)
@@ -234,7 +242,7 @@ class LinkCase:
             return
         if self._host_silent:
             docket.die("link", f"{silence}; second path: {self._host_silent}", took_s=silent_s)
-        elif self._silences >= rules.confirm_probes and silent_s >= rules.agent_patience_s:
+        elif self._silences >= rules.confirm_probes and silent_s >= self._patience_s():
             evidence = f"{silence}; its host answers, {self._silences} status calls do not: {self._silence}"
             docket.die("agent", evidence, took_s=silent_s)
 
