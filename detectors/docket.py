@@ -24,6 +24,8 @@ class Docket:
         self.state = NodeState.STARTING
         self.weight = 0.0
         self.blind = False
+        self.starved = False
+        """The sentinel itself is late: what is late then is not for the world to know."""
         self.majority_needed = False
         self.own = OwnTime(now)
         self.rtt = rtt
@@ -83,7 +85,17 @@ class Docket:
             self.decide(ChangeState(state, weight, why))
 
     def settle(self) -> list[Decision]:
-        """Return what was decided. SUSPECT is what an ALIVE node is while anything stands against it."""
+        """Return what was decided. SUSPECT is what an ALIVE node is while anything stands against it.
+
+        A starved sentinel begins and ends no suspicion by itself: hundreds of them would starve it further.
+        """
+        decisions = self._decisions
+        quiet = self.state is NodeState.ALIVE and not self.doubts
+        if not self.withheld and (quiet or (self.starved and self.weight)):
+            if not decisions:
+                return []
+            self._decisions = []
+            return decisions
         against = self.doubts | self.withheld
         if self.state is NodeState.ALIVE and against:
             self._weight_before = self.weight

@@ -91,6 +91,14 @@ class Pong:
 
     seq: int
     rtt_us: float
+    report: Report | None
+    """None: nothing new; the node is at rest, and its last report is hardly older."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """What a node at rest reported last; told late, when it is at rest no more."""
+
     report: Report
 
 
@@ -226,6 +234,7 @@ class Elected:
 
 Evidence = (
     Pong
+    | Rested
     | LinkUp
     | LinkBroken
     | LinkRejected

@@ -9,6 +9,7 @@ import structlog
 from detectors.blindness import Blindness
 from detectors.members import Members
 from detectors.metrics import Metrics
+from detectors.pace import Pace
 from detectors.rules import Rules
 from recovery.config import Settings
 from recovery.store import Store
@@ -46,10 +47,16 @@ class Fleet:
     asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASKING))
     knocking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_KNOCKING))
     opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OPENING))
+    pace: Pace = field(init=False)
     _hurrying: set[str] = field(default_factory=set)
     _starved_until: float = 0.0
     _links_gone: bool = False
     _links_read_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin at the usual pace."""
+        self.pace = Pace(self.rules.ping_interval_s)
+        self.metrics.interval.set(self.pace.interval_s)
 
     @property
     def blind(self) -> bool:
@@ -84,10 +91,18 @@ class Fleet:
 
     def woke(self, late_s: float) -> None:
         """Take in how late one of our own timers was."""
+        now, pace = time.monotonic(), self.pace
+        usual = pace.interval_s == pace.usual_s
+        if pace.woke(late_s, now):
+            self.metrics.interval.set(pace.interval_s)
+            if usual:
+                log.warning("sentinel.pings_slower", sentinel=self.sentinel, mend="more sentinels, or more CPU")
+            elif pace.interval_s == pace.usual_s:
+                log.info("sentinel.pings_as_usual", sentinel=self.sentinel)
         if late_s > _LATE_S:
             if not self.starved:
                 log.info("sentinel.starved", sentinel=self.sentinel, late_ms=round(late_s * 1e3))
-            self._starved_until = time.monotonic() + _STARVED_S
+            self._starved_until = now + _STARVED_S
 
     @property
     def blind_to(self) -> str:

@@ -61,11 +61,11 @@ class LinkCase:
     @property
     def hurried(self) -> bool:
         """Whether a pong is later than usual, so that pings should follow each other faster."""
-        return self.misses > 0 or self._oldest_s() > self._hurry_s()
+        return self.misses > 0 or (bool(self._pings) and self._oldest_s() > self._hurry_s())
 
     def next_look_s(self) -> float:
         """Seconds until an open ping becomes late, or later than usual (0.1 at most)."""
-        sent = [at for at, missed in self._pings.values() if not missed]
+        sent = [at for at, missed in self._pings.values() if not missed] if self._pings else None
         if not sent:
             return 0.1
         age = self._docket.now - min(sent)
@@ -84,7 +84,10 @@ class LinkCase:
         docket = self._docket
         sent, missed = self._pings.get(seq, (docket.now, False))
         # The stream keeps order: what was sent before this one has been answered or never will be.
-        self._pings = {number: entry for number, entry in self._pings.items() if number > seq}
+        if seq == self._seq:
+            self._pings.clear()
+        else:
+            self._pings = {number: entry for number, entry in self._pings.items() if number > seq}
         # A round trip through which we slept ourselves says nothing about the link.
         if missed or rtt_us / 1e6 <= docket.now - sent + 0.05:
             docket.rtt.add(rtt_us, calm=calm and not missed)
@@ -114,6 +117,8 @@ class LinkCase:
 
     def tick(self) -> None:
         """Count the pongs that have become late, and ask what is to be asked."""
+        if not (self._pings or self.misses or self.broken or self.lease_expired):
+            return  # what most looks at most nodes find
         docket = self._docket
         deadline = docket.rtt.deadline_s
         for seq, (sent, missed) in list(self._pings.items()):

@@ -6,6 +6,7 @@ Turns gRPC into evidence; judges nothing.
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 
 import grpc
@@ -16,18 +17,18 @@ from detectors.evidence import (
     AgentStopping,
     EngineDown,
     Evidence,
-    Gpu,
     LinkBroken,
     LinkRejected,
     LinkUp,
-    Phase,
     Pong,
     ProbeFailed,
     ProbeLate,
     ProbeNeutral,
     ProbePassed,
     Report,
+    Rested,
 )
+from detectors.reports import REST_S, at_rest, report_of
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
 from protocol.channel import credentials, open_channel
@@ -42,6 +43,8 @@ _END_S = 1.0
 _NOTICE_S = 5.0
 _PROBE_SLACK_S = 5.0
 """Time beyond a probe's deadline for its outcome to come through a bad line."""
+
+_REST_NS = round(REST_S * 1e9)
 
 _REFUSALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
@@ -59,8 +62,9 @@ class Link:
         sentinel: str,
         tell: Callable[[Evidence], None],
         opening: asyncio.Semaphore,
+        known: Callable[[], Report | None],
     ) -> None:
-        """`opening` bounds how many links are opened at once."""
+        """`opening` bounds how many links are opened at once; `known` is the last report that was told."""
         self.node = node
         self.up = False
         """Whether pings flow."""
@@ -69,15 +73,23 @@ class Link:
         self._sentinel = sentinel
         self._tell = tell
         self._opening = opening
-        self._unsent: asyncio.Queue[int] = asyncio.Queue(_UNSENT)
+        self._known = known
+        self._read_ns = 0
+        self._rested: pb.NodeReport | None = None
+        """The last report that was not told, since the node is at rest."""
+        self._unsent: deque[int] = deque()
+        self._filled: asyncio.Future[None] | None = None
+        """What the writer waits for: cheaper than a queue, which is noticed with hundreds of links."""
         self._again = asyncio.Event()
         self._said_rejected = ""
         self._channel: grpc.aio.Channel | None = None
 
     def ping(self, seq: int) -> None:
         """Send a ping, without waiting; a stream that takes nothing loses it, and it will be missed."""
-        with contextlib.suppress(asyncio.QueueFull):
-            self._unsent.put_nowait(seq)
+        if self.up and len(self._unsent) < _UNSENT:
+            self._unsent.append(seq)
+            if self._filled is not None and not self._filled.done():
+                self._filled.set_result(None)
 
     async def probe(self, epoch: int, deadline_s: float) -> ProbePassed | ProbeLate | ProbeFailed | ProbeNeutral:
         """Have the agent run a micro-inference of at most `deadline_s`; its silence says nothing of the engine."""
@@ -146,8 +158,8 @@ class Link:
         return 0.0
 
     async def _exchange(self, call: grpc.aio.StreamStreamCall[pb.Ping, pb.Beat]) -> None:
-        while not self._unsent.empty():
-            self._unsent.get_nowait()
+        self._unsent.clear()
+        self._rested = None
         self.up = True
         self._tell(LinkUp())
         tasks = [asyncio.create_task(step) for step in (self._write(call), self._read(call), self._told_again())]
@@ -164,8 +176,12 @@ class Link:
         await self._again.wait()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[pb.Ping, pb.Beat]) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            seq = await self._unsent.get()
+            if not self._unsent:
+                self._filled = loop.create_future()
+                await self._filled
+            seq = self._unsent.popleft()
             try:
                 await call.write(pb.Ping(seq=seq, sent_ns=time.monotonic_ns(), sentinel=self._sentinel))
             except asyncio.InvalidStateError:  # the call ended; its status says why
@@ -184,16 +200,26 @@ class Link:
                 self._notice(beat.notice)
 
     def _pong(self, pong: pb.Pong) -> None:
-        if pong.report.node and pong.report.node != self.node:
+        report, now_ns = pong.report, time.monotonic_ns()
+        if report.node != self.node and report.node:
             raise grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE,
                 grpc.aio.Metadata(),
                 grpc.aio.Metadata(),
-                f"the agent there is node {pong.report.node}'s",
+                f"the agent there is node {report.node}'s",
             )
         self._said_rejected = ""
-        rtt_us = (time.monotonic_ns() - pong.sent_ns) / 1_000
-        self._tell(Pong(pong.seq, rtt_us, report_of(pong.report)))
+        rtt_us = (now_ns - pong.sent_ns) / 1_000
+        rests = at_rest(report, self._known())
+        if rests and now_ns - self._read_ns < _REST_NS:
+            self._rested = report
+            self._tell(Pong(pong.seq, rtt_us, None))
+            return
+        self._read_ns = now_ns
+        rested, self._rested = self._rested, None
+        if rested is not None and not rests:
+            self._tell(Rested(report_of(rested)))  # from then on it was at rest no more
+        self._tell(Pong(pong.seq, rtt_us, report_of(report)))
 
     def _notice(self, notice: pb.Notice) -> None:
         log.info(
@@ -226,39 +252,3 @@ class Link:
             )
         self._tell(LinkRejected())
         return _REJECTED_S
-
-
-def report_of(report: pb.NodeReport) -> Report:
-    """Turn the wire's report into a plain one."""
-    try:
-        phase = Phase(report.phase)
-    except ValueError:  # a newer agent's
-        phase = Phase.UNSPECIFIED
-    try:
-        gpu = Gpu(report.gpu)
-    except ValueError:
-        gpu = Gpu.NONE
-    return Report(
-        epoch=report.epoch,
-        phase=phase,
-        ready=report.ready,
-        progress=report.progress,
-        still_ms=report.still_ms,
-        running=report.running,
-        waiting=report.waiting,
-        free_ratio=report.free_ratio,
-        engine_url=report.engine_url,
-        detail=report.detail,
-        age_s=report.progress_age_ms / 1e3,
-        cpu_s=report.cpu_ms / 1e3,
-        wait_s=report.wait_ms / 1e3,
-        sample_age_s=report.sample_age_ms / 1e3,
-        halted=report.halted,
-        computes_on_cpu=report.computes_on_cpu,
-        prefilling=report.prefilling,
-        at_s=report.at_ms / 1e3,
-        probe_s=report.probe_ms / 1e3,
-        lease_held=report.lease_held,
-        gpu=gpu,
-        gpu_detail=report.gpu_detail,
-    )

@@ -136,7 +136,9 @@ class Chances:
 
     def mark(self, at: float) -> Mark:
         """Mark a moment. What was used since the sample before it counts as used after it: in doubt for the engine."""
-        known = next((sample for sample in reversed(self._before) if sample.at <= at), self._before[0])
+        known = self._last
+        if known.at > at:
+            known = next((sample for sample in reversed(self._before) if sample.at <= at), self._before[0])
         return Mark(max(at, known.at), known.cpu_s, known.wait_s)
 
     def since(self, mark: Mark) -> Chance:

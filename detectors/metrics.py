@@ -35,6 +35,11 @@ class Metrics:
             registry=self._registry,
         )
         self.misses = Counter("unbroken_pongs_missed", "Pongs that were late", registry=self._registry)
+        self.interval = Gauge(
+            "unbroken_ping_interval_seconds",
+            "Pause between two pings of a node in no doubt; longer than set while this sentinel has too many nodes",
+            registry=self._registry,
+        )
         self.watched = Gauge("unbroken_nodes_watched", "Nodes this sentinel watches", registry=self._registry)
         self.first = Gauge("unbroken_nodes_primary", "Nodes it is the primary of", registry=self._registry)
         self.blind = Gauge("unbroken_blind", "1 while it holds back unproven verdicts", registry=self._registry)

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from detectors.evidence import HostAnswered, HostSilent, SecondPathAnswered, SecondPathFailed
-from detectors.links import report_of
+from detectors.reports import report_of
 from protocol import unbroken_pb2 as pb
 from protocol import unbroken_pb2_grpc as rpc
 from protocol.channel import credentials, open_channel

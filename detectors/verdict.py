@@ -87,65 +87,17 @@ class Judge:
     def take(self, evidence: Evidence, now: float) -> list[Decision]:
         """Weigh a piece of evidence."""
         self._look(now)
-        match evidence:
-            case ev.EngineDown(epoch, cause, detail, age_s):
-                self._engine_down(epoch, cause, detail, age_s)
-            case ev.Pong(seq, rtt_us, report):
-                self._rejected = False
-                self._link.pong(seq, rtt_us, calm=self.state is NodeState.ALIVE and not self._docket.doubts)
-                self._read(report)
-            case ev.LinkUp():
-                self._link.stream("")
-            case ev.LinkBroken(detail):
-                self._rejected = False
-                self._link.stream(detail or "stream broken")
-            case ev.LinkRejected():
-                self._rejected = True
-                self._link.stream("")
-                self._docket.doubts.pop("link", None)
-            case ev.SecondPathAnswered(report_or_none):
-                self._link.second_path_answered()
-                if report_or_none is not None:
-                    self._read(report_or_none)
-            case ev.SecondPathFailed(detail):
-                self._link.second_path_failed(detail)
-            case ev.HostAnswered():
-                self._link.host_answered()
-            case ev.HostSilent(detail, refused):
-                self._link.host_silent(detail, refused=refused)
-            case ev.LeaseExpired():
-                self._link.lease(expired=True)
-            case ev.LeaseHeld():
-                self._link.lease(expired=False)
-            case ev.ProbeDue():
-                self._engine.probe()
-            case ev.UpstreamBroken():
-                self._engine.probe_soon()
-            case ev.ProbePassed(took_s):
-                self._engine.probe_passed(took_s)
-                if self.probation:
-                    self.probation.passed()
-            case ev.ProbeNeutral():
-                self._engine.probe_over()
-            case ev.ProbeLate(detail):
-                self._probe_bad(detail, late=True)
-            case ev.ProbeFailed(detail, answered):
-                self._engine.reached = self._engine.reached or answered
-                self._probe_bad(detail, late=False)
-            case ev.TokensSeen(age_s):
-                self._engine.tokens(self._docket.now - age_s)
-            case ev.Elected(cause, detail, took_s):
-                self._docket.elected(cause, detail, took_s)
-            case ev.AgentStopping():
-                if self.judged or self.state is NodeState.DRAINING:
-                    self._docket.change(NodeState.STOPPED, 0.0, "the agent stops in good order")
+        if type(evidence) is ev.Pong:  # nearly all there is
+            self._pong(evidence)
+        else:
+            self._weigh(evidence)
         return self._settle()
 
     def tick(self, now: float) -> list[Decision]:
         """Look what has become due."""
         self._look(now)
         self._link.tick()
-        if self.judged:
+        if self._docket.judged:
             self._watch_phase()
             self._watch_work()
             self._watch_probation()
@@ -203,6 +155,15 @@ class Judge:
         self._docket.blind = value
 
     @property
+    def starved(self) -> bool:
+        """Whether the sentinel does not get to run: no suspicion begins or ends by itself."""
+        return self._docket.starved
+
+    @starved.setter
+    def starved(self, value: bool) -> None:
+        self._docket.starved = value
+
+    @property
     def majority_needed(self) -> bool:
         """Whether other sentinels must agree before an unproven death."""
         return self._docket.majority_needed
@@ -256,6 +217,65 @@ class Judge:
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
+    def _pong(self, pong: ev.Pong) -> None:
+        self._rejected = False
+        docket = self._docket
+        self._link.pong(pong.seq, pong.rtt_us, calm=docket.state is NodeState.ALIVE and not docket.doubts)
+        if pong.report is not None:
+            self._read(pong.report)
+
+    def _weigh(self, evidence: Evidence) -> None:
+        match evidence:
+            case ev.Rested(report):
+                self._read(report)
+            case ev.EngineDown(epoch, cause, detail, age_s):
+                self._engine_down(epoch, cause, detail, age_s)
+            case ev.LinkUp():
+                self._link.stream("")
+            case ev.LinkBroken(detail):
+                self._rejected = False
+                self._link.stream(detail or "stream broken")
+            case ev.LinkRejected():
+                self._rejected = True
+                self._link.stream("")
+                self._docket.doubts.pop("link", None)
+            case ev.SecondPathAnswered(report_or_none):
+                self._link.second_path_answered()
+                if report_or_none is not None:
+                    self._read(report_or_none)
+            case ev.SecondPathFailed(detail):
+                self._link.second_path_failed(detail)
+            case ev.HostAnswered():
+                self._link.host_answered()
+            case ev.HostSilent(detail, refused):
+                self._link.host_silent(detail, refused=refused)
+            case ev.LeaseExpired():
+                self._link.lease(expired=True)
+            case ev.LeaseHeld():
+                self._link.lease(expired=False)
+            case ev.ProbeDue():
+                self._engine.probe()
+            case ev.UpstreamBroken():
+                self._engine.probe_soon()
+            case ev.ProbePassed(took_s):
+                self._engine.probe_passed(took_s)
+                if self.probation:
+                    self.probation.passed()
+            case ev.ProbeNeutral():
+                self._engine.probe_over()
+            case ev.ProbeLate(detail):
+                self._probe_bad(detail, late=True)
+            case ev.ProbeFailed(detail, answered):
+                self._engine.reached = self._engine.reached or answered
+                self._probe_bad(detail, late=False)
+            case ev.TokensSeen(age_s):
+                self._engine.tokens(self._docket.now - age_s)
+            case ev.Elected(cause, detail, took_s):
+                self._docket.elected(cause, detail, took_s)
+            case ev.AgentStopping():
+                if self.judged or self.state is NodeState.DRAINING:
+                    self._docket.change(NodeState.STOPPED, 0.0, "the agent stops in good order")
+
     def _engine_down(self, epoch: int, cause: str, detail: str, age_s: float = 0.0) -> None:
         """Proof: no confirmation, no blindness delays it."""
         if epoch > self.epoch:
@@ -280,7 +300,7 @@ class Judge:
 
     def _watch_phase(self) -> None:
         """Loading and compiling have deadlines of their own."""
-        now, report = self._docket.now, self.report
+        now, report = self._docket.now, self._engine.report
         loading = self.state is NodeState.STARTING or (report is not None and report.phase is Phase.STARTING)
         phase = Phase.STARTING if loading else report.phase if report else Phase.UNSPECIFIED
         if phase is not self._phase or self._rejected:
@@ -292,7 +312,7 @@ class Judge:
 
     def _watch_work(self) -> None:
         """A node that lives may still have to be spared new work."""
-        report, withheld = self.report, self._docket.withheld
+        report, withheld = self._engine.report, self._docket.withheld
         if self.blind or report is None:
             return  # keep what was known
         if self._link.lease_expired and not report.lease_held:

@@ -40,6 +40,10 @@ from recovery.registry import Node, NodeState
 
 _NO_LINK_S = 0.05
 _LEAST_S, _LEAST_STARVED_S = 0.005, 0.05
+_EARLY_S = 0.001
+"""What a timer may be early by."""
+_BUNCH_S = 0.01
+"""Nodes are pinged together at these times: one waking of the loop, and of gRPC's thread, for many pings."""
 _RETRY_S = 0.5
 _SETTLE_S = 1.5
 """Age of our own last write up to which a differing registry entry may just have been read before it."""
@@ -61,7 +65,9 @@ class Watch:
         self._node = node
         self.seat = Seat(fleet.sentinel, watchers)
         self.judge = judge_for(fleet.rules, node, None, time.monotonic())
-        self._link = Link(node.id, node.agent, fleet.token, fleet.sentinel, self.take, fleet.opening)
+        self._link = Link(
+            node.id, node.agent, fleet.token, fleet.sentinel, self.take, fleet.opening, lambda: self.judge.report
+        )
         self._herald = Herald(fleet, node.id, self.seat, self.observe, lambda: self.judge.withdraw())
         self._tasks = Tasks()
         self.voting = Voting(fleet, node.id, self.seat, self._tasks.start, self.take)
@@ -92,8 +98,14 @@ class Watch:
     def take(self, evidence: Evidence) -> None:
         """Have the judge weigh something."""
         now = time.monotonic()
-        self._carry_out(self._ready().take(evidence, now))
-        if self._timer is not None and isinstance(evidence, Pong) and not evidence.report.pending:
+        decisions = self._ready().take(evidence, now)
+        if decisions:
+            self._carry_out(decisions)
+        if (
+            type(evidence) is Pong
+            and self._timer is not None
+            and (evidence.report is None or not evidence.report.pending)
+        ):
             self._arm(now)  # nothing is late, nothing can stand: the look that was to notice it would be in vain
 
     def observe(self, node: Node) -> None:
@@ -183,16 +195,19 @@ class Watch:
         self._timer = asyncio.get_running_loop().call_later(pause, self._beat)
 
     def _look(self) -> None:
-        self._carry_out(self._ready().tick(time.monotonic()))
-        judge, now = self.judge, time.monotonic()
-        usual = self._fleet.rules.ping_interval_s
-        hurries = self._fleet.hurries(self._node.id, wanted=judge.ping_interval_s < usual)
-        interval = judge.ping_interval_s if hurries else usual
-        if self._link.up and now >= self._pinged + interval:  # the cadence may have become quicker since
+        now = time.monotonic()
+        decisions = self._ready().tick(now)
+        if decisions:
+            self._carry_out(decisions)
+        judge, fleet = self.judge, self._fleet
+        hurries = fleet.hurries(self._node.id, wanted=judge.ping_interval_s < fleet.pace.usual_s)
+        interval = judge.ping_interval_s if hurries else fleet.pace.interval_s
+        if self._link.up and now >= self._pinged + interval - _EARLY_S:  # the cadence may have become quicker since
             self._link.ping(judge.ping(now))
-            # A late timer must not bunch pings up, nor make all later ones late.
-            self._pinged = max(self._pinged + interval, now - interval / 2)
-            interval = self._fleet.rules.ping_interval_s if self._fleet.starved else judge.ping_interval_s
+            self._pinged += interval
+            latest = now - interval / 2
+            if self._pinged < latest:  # a late timer must not bunch one node's pings up, nor make all later ones late
+                self._pinged = latest - latest % _BUNCH_S
         self._next_ping = self._pinged + interval
         if judge.misses > self._misses:
             self._fleet.metrics.misses.inc(judge.misses - self._misses)
@@ -274,9 +289,11 @@ class Watch:
         return {"node": self._node.id, "epoch": self.judge.epoch}
 
     def _ready(self) -> Judge:
-        self.judge.blind = self._fleet.blind
-        self.judge.majority_needed = self.seat.majority_needed
-        return self.judge
+        judge, fleet = self.judge, self._fleet
+        judge.starved = fleet.starved
+        judge.blind = judge.starved or fleet.blind
+        judge.majority_needed = self.seat.majority_needed
+        return judge
 
     def _judge_anew(self, node: Node) -> None:
         self.judge = judge_for(self._fleet.rules, node, self.judge, time.monotonic())
