@@ -342,8 +342,10 @@ class Judge:
             return
         calm = not self._docket.doubts and self.misses == 0 and self.rtt.at_baseline
         if self.probation.tick(self._docket.now, calm=calm):
-            state = NodeState.ALIVE if self.probation.over else NodeState.PROBATION
-            self._docket.change(state, self.probation.weight, self._probation_text())
+            weight, text = self.probation.weight, self._probation_text()
+            if self.probation.over:
+                self.probation, self._hold_s = None, 0.0  # full weight forgives
+            self._docket.change(NodeState.PROBATION if self.probation else NodeState.ALIVE, weight, text)
 
     def _probation_text(self) -> str:
         rtt = self.rtt

@@ -123,6 +123,17 @@ def test_a_death_on_probation_makes_the_next_one_hold_longer() -> None:
     assert judge.hold_s == RULES.probation.hold_s
 
 
+def test_a_death_after_probation_is_a_first_one_again() -> None:
+    """It had its full weight back: the next probation holds as the settings say."""
+    judge = Judge(RULES, 1, NodeState.PROBATION, 1_000.0)
+    court = Courtroom(judge, World())
+    court.run(300.0, until=lambda: judge.state is NodeState.ALIVE)
+    court.tell(ev.EngineDown(1, "process_exit", "a new failure"))
+    assert judge.hold_s == 0.0
+    after = Judge(RULES, 2, NodeState.PROBATION, court.now, before=judge)
+    assert after.hold_s == RULES.probation.hold_s
+
+
 def test_what_another_sentinel_has_learned_is_gone_on_with() -> None:
     """Baseline and hold come with the node."""
     judge = Judge(RULES, 3, NodeState.PROBATION, 1_000.0, baseline_us=900.0, hold_s=240.0)
