@@ -17,10 +17,10 @@ _ANSWERING_S = 0.3
 """Age up to which the counter counts as just read: then it has the word, not what gateways still receive."""
 _PREFILL_STEP_S = 3.0
 """Least time for one step of a prompt beside a GPU, on an engine that has shown such steps before."""
-_DOUBTFUL = 0.25
-_PROBED = 0.4
+_DOUBTFUL = 0.2
+_PROBED = 0.3
 """Share of its limit after which a standing engine is probed, so that the probe is late when the limit is reached."""
-_LATE = 0.375
+_LATE = 0.25
 """Share of the stall time that a probe beside a stall is given at least."""
 _MOST = 0.75
 _STARVED = 4.0
