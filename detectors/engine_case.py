@@ -17,7 +17,8 @@ _ANSWERING_S = 0.3
 """Age up to which the counter counts as just read: then it has the word, not what gateways still receive."""
 _PREFILL_STEP_S = 3.0
 """Least time for one step of a prompt beside a GPU, on an engine that has shown such steps before."""
-_DOUBTFUL = 0.2
+_DOUBTFUL = 0.26
+"""The agent reads the counter every 100 ms, a quarter of the least limit: an engine that moves stays below."""
 _PROBED = 0.3
 """Share of its limit after which a standing engine is probed, so that the probe is late when the limit is reached."""
 _LATE = 0.25
