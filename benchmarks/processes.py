@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli.faults import FaultFailed
+from node.processes import read
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def state(pid: int) -> str:
     """Return R, S, D, T, Z or X (gone)."""
-    fields = _stat(pid)
-    return fields[0] if fields else "X"
+    stat = read(pid)
+    return stat.state if stat else "X"
 
 
 def ended(pid: int) -> bool:
@@ -24,8 +25,8 @@ def ended(pid: int) -> bool:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds it has used, 0 when it is gone."""
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
+    stat = read(pid)
+    return stat.ticks * _TICK_S if stat else 0.0
 
 
 def resident_bytes(pid: int) -> int:
@@ -64,11 +65,3 @@ async def until(condition: Callable[[], bool], what: str, timeout: float = 5.0) 
         if time.monotonic() > end:
             raise FaultFailed(f"{what} did not come about within {timeout:g} s")
         await asyncio.sleep(0.002)
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        # The state follows the command's name, which may itself hold brackets and spaces.
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -12,6 +12,7 @@ from typing import Any
 from cli.answers import Answer
 from cli.operations import Operations
 from cli.stack import free_port
+from node.processes import read
 from protocol import unbroken_pb2, unbroken_pb2_grpc
 from protocol.channel import credentials, open_channel
 from recovery.config import Settings, load
@@ -127,9 +128,5 @@ async def kill_process(pid: int, timeout: float = 5.0) -> Killed:
 
 
 def _is_dead(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    # The state follows the command's name, which may itself hold brackets and spaces.
-    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
+    stat = read(pid)
+    return stat is None or not stat.living

@@ -42,12 +42,9 @@ class Report:
     ready: bool = True
     progress: int = 0
     """The engine loop's own counter."""
-    still_ms: int = 0
-    """The agent's own measure of the counter standing still while work was pending; for the record."""
     running: int = 0
     waiting: int = 0
     free_ratio: float = 1.0
-    engine_url: str = ""
     detail: str = ""
     age_s: float = 0.0
     """Since the engine last answered the agent's question for its counter."""

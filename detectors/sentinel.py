@@ -31,7 +31,7 @@ from recovery.store import connect
 
 _DISCOVER_S = 1.0
 _FIELDS = (
-    *("epoch", "state", "weight", "agent", "engine_url", "kind", "slots", "host", "baseline_us", "hold_s"),
+    *("epoch", "state", "weight", "agent", "slots", "host", "baseline_us", "hold_s"),
     *("cause", "evidence", "dead_ms", "took_ms"),
 )
 """What watches go by; all of a node's fields, of hundreds of nodes each second, would cost too much."""
